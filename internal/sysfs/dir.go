@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 )
 
@@ -16,23 +17,50 @@ func Dir(root string) FS { return FS{dir(root)} }
 
 type dir string
 
+// buffers are of one page: nearly all reads are of small attributes.
+var buffers = sync.Pool{New: func() any { return new([pageSize]byte) }}
+
+// read makes three system calls and no poller registration: a scan reads some
+// thousand attributes.
 func (d dir) read(name string, limit int) ([]byte, error) {
+	path := filepath.Join(string(d), name)
+	fail := func(op string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
 	// O_NONBLOCK: a hostile copy may hold a FIFO where an attribute is wanted.
-	file, err := os.OpenFile(filepath.Join(string(d), name), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	fd, err := retry(func() (int, error) {
+		return syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
+	})
 	if err != nil {
-		return nil, err
+		return nil, fail("open", err)
 	}
-	defer file.Close()
-	buf := make([]byte, min(limit, pageSize))
-	n, err := io.ReadFull(file, buf)
-	if err == nil && n < limit {
-		rest, restErr := io.ReadAll(io.LimitReader(file, int64(limit-n)))
-		return append(buf, rest...), restErr
+	defer syscall.Close(fd)
+	page := buffers.Get().(*[pageSize]byte)
+	defer buffers.Put(page)
+	var content []byte
+	for len(content) < limit {
+		n, err := retry(func() (int, error) { return syscall.Read(fd, page[:min(pageSize, limit-len(content))]) })
+		if err != nil {
+			return content, fail("read", err)
+		}
+		if n <= 0 {
+			break
+		}
+		content = append(content, page[:n]...)
+		// The kernel gives an attribute in one piece: less than asked is its end.
+		if n < pageSize {
+			break
+		}
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = nil
+	return content, nil
+}
+
+// retry repeats a system call that a signal interrupted.
+func retry(call func() (int, error)) (int, error) {
+	for {
+		n, err := call()
+		if !errors.Is(err, syscall.EINTR) {
+			return n, err
+		}
 	}
-	return buf[:n], err
 }
 
 func (d dir) readLink(name string) (string, error) {
