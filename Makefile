@@ -1,0 +1,75 @@
+# "make help" lists the targets. Everything they need they install or build themselves: Debian packages by
+# apt-get when root, all else from Go modules, cached in ${TOPODRA_CACHE:-${XDG_CACHE_HOME:-/var/tmp}/topodra}.
+
+SHELL := /bin/bash
+# NVML's header marks many functions as deprecated, and its Go binding has them all.
+export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
+export GOFLAGS := -buildvcs=false
+
+# The tests on the real cluster need root; a part that cannot run says so.
+ROOT := $(shell [ $$(id -u) = 0 ] && echo yes)
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## a two-node cluster with simulated GPUs and NICs: install, claim, look (KEEP=1 keeps it up)
+	hack/demo
+
+.PHONY: test
+test: setup test-unit test-kubelet test-e2e ## everything
+
+.PHONY: setup
+setup: ## build Kubernetes and the tools that tests need (minutes the first time)
+	@hack/setup
+
+.PHONY: test-unit
+test-unit: ## unit and integration tests, with a real kube-apiserver where it is built
+	go test -race $$(go list ./... | grep -v /e2e)
+
+.PHONY: test-kubelet
+test-kubelet: ## the kubelet's own DRA manager as the client of our socket
+	cd test/kubelet && go test -race ./...
+
+.PHONY: test-e2e
+test-e2e: ## pods on a real two-node cluster
+ifeq ($(ROOT),yes)
+	TOPODRA_REQUIRE_CLUSTER=1 go test -v -timeout 20m ./e2e/...
+else
+	@echo "SKIPPED test-e2e: starting nodes needs root"
+endif
+
+.PHONY: test-vm
+test-vm: ## discovery in a QEMU guest with real PCIe switches, SR-IOV and RDMA (root, 2 minutes)
+	hack/vm/test topology
+
+.PHONY: bench-prepare
+bench-prepare: ## Prepare and Unprepare against a real kube-apiserver, beside the floor
+	go run ./test/bench/prepare
+
+.PHONY: bench-topology
+bench-topology: ## discovery and topology of the largest machine
+	go test -run '^$$' -bench . -benchmem ./internal/machine ./internal/topology
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for 60 s
+	hack/fuzz 60s
+
+.PHONY: lint
+lint: ## golangci-lint, built from Go modules
+	go tool -modfile=hack/build/lint/go.mod golangci-lint run
+
+.PHONY: build
+build: ## bin/topodra and bin/kubectl-topodra
+	CGO_ENABLED=1 go build -o bin/topodra ./cmd/topodra
+	CGO_ENABLED=0 go build -o bin/kubectl-topodra ./cmd/kubectl-topodra
+
+.PHONY: image
+image: ## the agent's image as an OCI archive, without a container engine
+	hack/images/build-topodra
+
+.PHONY: cross
+cross: ## compile for arm64 (needs gcc-aarch64-linux-gnu)
+	GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc go build -o /dev/null ./cmd/topodra
+	GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/kubectl-topodra

@@ -1,0 +1,193 @@
+// Package agent is the node agent: it scans the machine, publishes what belongs
+// together, and serves the kubelet.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/topodra/topodra/api/v1alpha1"
+	"github.com/topodra/topodra/internal/cdi"
+	"github.com/topodra/topodra/internal/claims"
+	"github.com/topodra/topodra/internal/keys"
+	"github.com/topodra/topodra/internal/metrics"
+	"github.com/topodra/topodra/internal/plugin"
+	"github.com/topodra/topodra/internal/slices"
+)
+
+// Options say where the agent runs.
+type Options struct {
+	NodeName   string
+	PodUID     types.UID // of the agent's own pod; empty outside of one
+	KubeClient kubernetes.Interface
+	Config     v1alpha1.DriverConfig
+
+	KubeletDir  string // the kubelet's root directory
+	CDIDir      string // scanned by the container runtime
+	HTTPAddress string // metrics and health; empty for none
+	HTTPSocket  string // the same on a unix socket; empty for none
+
+	Machine Machine
+}
+
+// DataDir is the agent's own directory below the kubelet's. The container
+// runtime sees it under the same path.
+func DataDir(kubeletDir string) string {
+	return filepath.Join(kubeletDir, "plugins", v1alpha1.Group)
+}
+
+// Agent is the wired node agent.
+type Agent struct {
+	Options
+	metrics *metrics.Metrics
+	watcher *watcher
+	claims  *claims.Manager
+	plugin  *plugin.Plugin
+	nodes   *keys.NodeCache
+
+	view      atomic.Pointer[view]
+	published atomic.Bool
+	ready     func() bool // registered with the kubelet
+}
+
+// New reads configuration and wires the parts; it changes nothing on the node.
+func New(o Options) (*Agent, error) {
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("boot id: %w", err)
+	}
+	policy, err := newPolicy(o.Config, o.Machine)
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{
+		Options: o,
+		metrics: metrics.New(),
+		nodes:   keys.NewNodeCache(o.KubeClient, o.NodeName),
+		ready:   func() bool { return false },
+	}
+	a.watcher = &watcher{machine: o.Machine, policy: policy, metrics: a.metrics, changed: a.changed}
+	boot := strings.TrimSpace(string(bootID))
+	a.claims, err = claims.New(claims.Options{
+		Dir:         filepath.Join(DataDir(o.KubeletDir), "claims"),
+		CDI:         cdi.Store{Dir: o.CDIDir},
+		CharDevices: o.Machine.CharDevices,
+		Inventory:   inventory{&a.view},
+		GPUs:        o.Machine.GPUEdits,
+		Recorder:    a.metrics,
+		Driver:      v1alpha1.Group,
+		Pool:        o.NodeName,
+		BootID:      boot,
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.plugin = &plugin.Plugin{
+		Claims: a.claims,
+		Keys: &keys.Keys{
+			Nodes:  a.nodes,
+			Rules:  keys.NodeRules{Rack: o.Config.NodeLabels.Rack},
+			Writer: keys.NewWriter(o.KubeClient),
+			BootID: boot,
+		},
+		Recorder: a.metrics,
+	}
+	return a, nil
+}
+
+// Run serves until the context ends or something breaks that a new process may
+// repair. What pods use stays: claims remain prepared and slices published.
+func (a *Agent) Run(ctx context.Context) (err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	a.plugin.Fatal = func(err error) { cancel(err) }
+	defer func() {
+		if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
+			err = cause
+		}
+		err = errors.Join(err, a.claims.Close())
+	}()
+	if a.Machine.Simulated != "" {
+		klog.FromContext(ctx).Info("This node is SIMULATED: it shows a machine that it is not, and hands out harmless devices", "machine", a.Machine.Simulated)
+	}
+	server, err := a.startHTTP(ctx)
+	if err != nil {
+		return err
+	}
+	defer server.stop()
+
+	// The kubelet can unprepare claims from here on, whatever state the hardware
+	// and its drivers are in. A claim to prepare waits for the first scan.
+	if err := a.claims.Recover(ctx); err != nil {
+		return err
+	}
+	helper, err := a.plugin.Start(ctx, plugin.Options{
+		Driver:       v1alpha1.Group,
+		NodeName:     a.NodeName,
+		Client:       a.KubeClient,
+		RegistrarDir: filepath.Join(a.KubeletDir, "plugins_registry"),
+		DataDir:      DataDir(a.KubeletDir),
+		CDIDir:       a.CDIDir,
+		PodUID:       a.PodUID,
+	})
+	if err != nil {
+		return err
+	}
+	defer helper.Stop()
+	a.ready = func() bool {
+		status := helper.RegistrationStatus()
+		return status != nil && status.PluginRegistered
+	}
+
+	first := a.watcher.scan(ctx)
+	a.view.Store(first)
+	publisher, err := a.startPublisher(ctx, first)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	defer publisher.Stop()
+	a.watcher.publisher = publisher
+	a.published.Store(true)
+	a.watcher.run(ctx)
+	return nil
+}
+
+func (a *Agent) startPublisher(ctx context.Context, v *view) (*slices.Publisher, error) {
+	// The owner reference wants the node's UID; without it the publisher asks itself.
+	var uid types.UID
+	if node, err := a.nodes.Get(ctx); err == nil {
+		uid = node.UID
+	}
+	publisher, err := slices.StartPublisher(ctx, v.pool, slices.PublisherOptions{
+		KubeClient:  a.KubeClient,
+		NodeName:    a.NodeName,
+		NodeUID:     uid,
+		HandleError: a.plugin.PublishError,
+	})
+	if err == nil {
+		a.metrics.Published(v.counts(), v.excluded(), metav1.Now().Time)
+	}
+	return publisher, err
+}
+
+// changed takes over a newer view.
+func (a *Agent) changed(ctx context.Context, v *view) {
+	a.view.Store(v)
+	if a.watcher.publisher != nil && a.watcher.publisher.Publish(v.pool) {
+		a.metrics.Published(v.counts(), v.excluded(), metav1.Now().Time)
+		klog.FromContext(ctx).Info("ResourceSlices changed", "devices", v.counts())
+	}
+}

@@ -1,0 +1,81 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+
+	"github.com/topodra/topodra/api/v1alpha1"
+	"github.com/topodra/topodra/internal/machine"
+	"github.com/topodra/topodra/internal/nccl"
+	"github.com/topodra/topodra/internal/pci"
+	nodeslices "github.com/topodra/topodra/internal/slices"
+	"github.com/topodra/topodra/internal/topology"
+)
+
+// policy is what the administrator says about the machine, compiled.
+type policy struct {
+	publish  nodeslices.Options
+	selector *nodeslices.NICSelector
+	roles    map[pci.Address]string
+	file     *nccl.File
+	config   topology.Config
+}
+
+func newPolicy(c v1alpha1.DriverConfig, m Machine) (*policy, error) {
+	selector, err := nodeslices.NewNICSelector(c.NICSelector)
+	if err != nil {
+		return nil, err
+	}
+	p := &policy{publish: nodeslices.Options{Kinds: c.Devices}, selector: selector, roles: m.Roles}
+	p.config.AllowSoftwareRDMA = c.AllowSoftwareRDMA
+	for i, rule := range c.Rails {
+		r := topology.RailRule{Rail: rule.Rail, Interface: rule.Interface}
+		var addrErr, cidrErr error
+		if rule.Address != "" {
+			r.Address = new(pci.Address)
+			*r.Address, addrErr = pci.ParseAddress(rule.Address)
+		}
+		if rule.CIDR != "" {
+			r.Subnet, cidrErr = netip.ParsePrefix(rule.CIDR)
+		}
+		if err := errors.Join(addrErr, cidrErr); err != nil {
+			return nil, fmt.Errorf("rails[%d]: %w", i, err)
+		}
+		p.config.Rails.Rules = append(p.config.Rails.Rules, r)
+	}
+	if c.TopologyFile != "" {
+		file, err := os.Open(c.TopologyFile)
+		if err != nil {
+			return nil, fmt.Errorf("topologyFile: %w", err)
+		}
+		defer file.Close()
+		if p.file, err = nccl.Parse(file, c.TopologyFile); err != nil {
+			return nil, fmt.Errorf("topologyFile: %w", err)
+		}
+	}
+	return p, nil
+}
+
+// apply computes the topology of a snapshot under the policy. The errors name
+// what the policy says and the machine contradicts; the topology is valid.
+func (p *policy) apply(ctx context.Context, s *machine.Snapshot) (*topology.Topology, []error) {
+	config := p.config
+	var errs []error
+	config.Excluded, errs = p.selector.Excluded(ctx, s)
+	if config.Excluded == nil {
+		config.Excluded = map[pci.Address]string{}
+	}
+	maps.Copy(config.Excluded, p.roles)
+	if p.file != nil {
+		var problems []string
+		config.File, problems = p.file.Places(s.PCI)
+		for _, problem := range problems {
+			errs = append(errs, errors.New(problem))
+		}
+	}
+	return topology.Compute(s, config), errs
+}
