@@ -30,12 +30,18 @@ const (
 	PairKind DeviceKind = "pair"
 )
 
+// DeviceKinds lists all kinds.
+var DeviceKinds = []DeviceKind{PairKind, GPUKind, NICKind}
+
 // DriverConfig is the driver's configuration file. Every field may be absent.
 type DriverConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Devices are the kinds of devices to publish. Default: gpu and nic.
+	// Devices are the kinds of devices to publish. Default: pair, gpu and nic.
 	Devices []DeviceKind `json:"devices,omitempty"`
+
+	// Pairs say what a pair may be.
+	Pairs Pairs `json:"pairs,omitempty"`
 
 	// NICSelector is a CEL expression; NICs for which it is false are not
 	// published. Default: all fabric NICs.
@@ -53,8 +59,43 @@ type DriverConfig struct {
 	// Default: none.
 	Rails []RailRule `json:"rails,omitempty"`
 
+	// RailRecords is a directory with topograph's record of this node under the
+	// node's name, as the ConfigMap topograph-nic-rails gives when it is mounted.
+	// Rules come before it. Default: none.
+	RailRecords string `json:"railRecords,omitempty"`
+
 	// NodeLabels tell where the topology keys of pods are read.
 	NodeLabels NodeLabels `json:"nodeLabels,omitempty"`
+}
+
+// Pairs say what a pair of a GPU and its NICs may be.
+type Pairs struct {
+	// Farthest is the farthest distance that still makes a pair: PIX, PXB, PHB,
+	// NODE or SYS. Default: NODE, so that Grace works, where a GPU and its NIC
+	// never share a host bridge.
+	Farthest string `json:"farthest,omitempty"`
+	// NICs bounds the NICs of a pair; 0 means all of a GPU's share. Default: 0.
+	NICs int `json:"nics,omitempty"`
+	// NICSharing is how many pairs may use one NIC at a time. Default: 1.
+	NICSharing int `json:"nicSharing,omitempty"`
+}
+
+// Distances are the names of distances, nearest first.
+var Distances = []string{"PIX", "PXB", "PHB", "NODE", "SYS"}
+
+// MaxNICSharing bounds NICSharing; more pods than this on one NIC is a mistake.
+const MaxNICSharing = 64
+
+func (p Pairs) validate(fault func(format string, args ...any)) {
+	if !slices.Contains(Distances, p.Farthest) {
+		fault("pairs.farthest: %q is no distance, want one of %s", p.Farthest, strings.Join(Distances, ", "))
+	}
+	if p.NICs < 0 {
+		fault("pairs.nics: %d is negative; 0 means all of a GPU's share", p.NICs)
+	}
+	if p.NICSharing < 1 || p.NICSharing > MaxNICSharing {
+		fault("pairs.nicSharing: %d pairs cannot use one NIC, want 1 to %d", p.NICSharing, MaxNICSharing)
+	}
 }
 
 // RailRule puts the NICs that fit it on a rail. Exactly one of Address,
@@ -78,7 +119,8 @@ type NodeLabels struct {
 func DefaultDriverConfig() DriverConfig {
 	return DriverConfig{
 		TypeMeta:   metav1.TypeMeta{APIVersion: APIVersion, Kind: DriverConfigKind},
-		Devices:    []DeviceKind{GPUKind, NICKind},
+		Devices:    []DeviceKind{PairKind, GPUKind, NICKind},
+		Pairs:      Pairs{Farthest: "NODE", NICSharing: 1},
 		NodeLabels: NodeLabels{Rack: []string{"topology.kubernetes.io/rack"}},
 	}
 }
@@ -110,21 +152,24 @@ func (c DriverConfig) Validate() error {
 		faults = append(faults, err)
 	}
 	if len(c.Devices) == 0 {
-		fault("devices: nothing would be published, want %s, %s or both", GPUKind, NICKind)
+		fault("devices: nothing would be published, want some of %s, %s and %s", PairKind, GPUKind, NICKind)
 	}
 	for i, kind := range c.Devices {
-		if kind != GPUKind && kind != NICKind {
-			fault("devices[%d]: %q is not known, want %s or %s", i, kind, GPUKind, NICKind)
+		if kind != PairKind && kind != GPUKind && kind != NICKind {
+			fault("devices[%d]: %q is not known, want %s, %s or %s", i, kind, PairKind, GPUKind, NICKind)
 		}
 		if slices.Contains(c.Devices[:i], kind) {
 			fault("devices[%d]: %q is listed twice", i, kind)
 		}
 	}
+	c.Pairs.validate(fault)
 	if c.NICSelector != "" && strings.TrimSpace(c.NICSelector) == "" {
 		fault("nicSelector: only blanks; leave it out to publish all fabric NICs")
 	}
-	if c.TopologyFile != "" && !strings.HasPrefix(c.TopologyFile, "/") {
-		fault("topologyFile: %q is not an absolute path", c.TopologyFile)
+	for field, path := range map[string]string{"topologyFile": c.TopologyFile, "railRecords": c.RailRecords} {
+		if path != "" && !strings.HasPrefix(path, "/") {
+			fault("%s: %q is not an absolute path", field, path)
+		}
 	}
 	for i, rule := range c.Rails {
 		if err := rule.validate(); err != nil {

@@ -49,7 +49,8 @@ type ClaimPlacement struct {
 type DevicePlacement struct {
 	Name    string     `json:"name"`
 	Type    DeviceKind `json:"type"`
-	Request string     `json:"request"` // as in the claim's allocation: "request" or "request/subrequest"
+	Request string     `json:"request"`        // as in the claim's allocation: "request" or "request/subrequest"
+	Pair    string     `json:"pair,omitempty"` // the allocated device that this one is a part of
 
 	PCIAddress    string `json:"pciAddress"`
 	AffinityGroup string `json:"affinityGroup"`

@@ -48,7 +48,8 @@ nodeLabels: {rack: [example.com/rack]}
 		"wrong kind":     {text: "apiVersion: topodra.dev/v1alpha1\nkind: GPUConfig\n", errs: []string{`kind: "GPUConfig" is not known, want DriverConfig`}},
 		"faults, all at once": {
 			text: header + `
-devices: [gpu, gpu, pair]
+devices: [gpu, gpu, triple]
+pairs: {farthest: NEAR, nics: -1, nicSharing: 0}
 nicSelector: "  "
 topologyFile: topology.xml
 rails:
@@ -60,7 +61,8 @@ rails:
 nodeLabels: {rack: ["a b"]}
 `,
 			errs: []string{
-				`devices[1]: "gpu" is listed twice`, `devices[2]: "pair" is not known, want gpu or nic`,
+				`devices[1]: "gpu" is listed twice`, `devices[2]: "triple" is not known, want pair, gpu or nic`,
+				`pairs.farthest: "NEAR" is no distance`, "pairs.nics: -1 is negative", "pairs.nicSharing: 0 pairs cannot use one NIC",
 				"nicSelector: only blanks", `topologyFile: "topology.xml" is not an absolute path`,
 				"rails[0]: 0 of address, interface and cidr are set, want exactly one", "rails[1]: 2 of address",
 				"rails[2].rail: -1 is negative", `rails[3].address: PCI address "1d"`, `rails[4].cidr: "10.0.0.1" is not a network`,

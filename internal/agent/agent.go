@@ -66,7 +66,7 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("boot id: %w", err)
 	}
-	policy, err := newPolicy(o.Config, o.Machine)
+	policy, err := newPolicy(o.Config, o.Machine, o.NodeName)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,10 @@ func New(o Options) (*Agent, error) {
 		nodes:   keys.NewNodeCache(o.KubeClient, o.NodeName),
 		ready:   func() bool { return false },
 	}
-	a.watcher = &watcher{machine: o.Machine, policy: policy, metrics: a.metrics, changed: a.changed}
+	a.watcher = &watcher{
+		machine: o.Machine, policy: policy, metrics: a.metrics, changed: a.changed, events: make(chan struct{}, 1),
+		counters: countersQuestion{client: o.KubeClient, node: o.NodeName, events: newEvents(o.KubeClient, o.NodeName)},
+	}
 	boot := strings.TrimSpace(string(bootID))
 	a.claims, err = claims.New(claims.Options{
 		Dir:         filepath.Join(DataDir(o.KubeletDir), "claims"),
@@ -101,6 +104,10 @@ func New(o Options) (*Agent, error) {
 			BootID: boot,
 		},
 		Recorder: a.metrics,
+		Dropped: func([]string) {
+			a.watcher.droppedFields.Store(true)
+			a.watcher.wake()
+		},
 	}
 	return a, nil
 }
@@ -149,6 +156,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return status != nil && status.PluginRegistered
 	}
 
+	a.watcher.askCounters(ctx)
 	first := a.watcher.scan(ctx)
 	a.view.Store(first)
 	publisher, err := a.startPublisher(ctx, first)

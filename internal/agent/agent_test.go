@@ -1,20 +1,26 @@
 package agent
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2/ktesting"
 	_ "k8s.io/klog/v2/ktesting/init"
@@ -61,7 +67,11 @@ type node struct {
 
 func startNode(t *testing.T, slug string) *node {
 	t.Helper()
-	server := apiserver.Shared(t)
+	return startNodeAt(t, apiserver.Shared(t), slug, v1alpha1.DefaultDriverConfig())
+}
+
+func startNodeAt(t *testing.T, server *apiserver.Server, slug string, driverConfig v1alpha1.DriverConfig) *node {
+	t.Helper()
 	// Socket paths are short, t.TempDir is not.
 	dir, err := os.MkdirTemp("", "agent")
 	if err != nil {
@@ -82,7 +92,7 @@ func startNode(t *testing.T, slug string) *node {
 		t.Fatal(err)
 	}
 	n.agent, err = New(Options{
-		NodeName: slug, KubeClient: kubernetes.NewForConfigOrDie(config), Config: v1alpha1.DefaultDriverConfig(),
+		NodeName: slug, KubeClient: kubernetes.NewForConfigOrDie(config), Config: driverConfig,
 		KubeletDir: dir, CDIDir: filepath.Join(dir, "cdi"), HTTPSocket: filepath.Join(dir, "http.sock"), Machine: m,
 	})
 	if err != nil {
@@ -143,8 +153,8 @@ func TestPublish(t *testing.T) {
 			}
 		}
 	}
-	if devices["gpu"] != 8 || devices["nic"] != 64 {
-		t.Errorf("devices %v, want 8 GPUs and 64 NICs", devices)
+	if devices["pair"] != 8 || devices["gpu"] != 8 || devices["nic"] != 64 {
+		t.Errorf("devices %v, want 8 pairs, 8 GPUs and 64 NICs", devices)
 	}
 
 	// What the kubelet does when it starts: every slice of the node goes.
@@ -152,8 +162,8 @@ func TestPublish(t *testing.T) {
 		metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name}); err != nil {
 		t.Fatal(err)
 	}
-	if got := n.slices(t); len(got) != 2 {
-		t.Errorf("%d slices after a foreign delete, want 2", len(got))
+	if got := n.slices(t); len(got) != 3 {
+		t.Errorf("%d slices after a foreign delete, want one with counters and two with devices", len(got))
 	}
 	checkHealth(t, n)
 }
@@ -207,9 +217,10 @@ func TestPublishParts(t *testing.T) {
 			gpus, nics := 0, 0
 			for _, s := range n.slices(t) {
 				for _, d := range s.Spec.Devices {
-					if strings.HasPrefix(d.Name, "gpu-") {
+					switch {
+					case strings.HasPrefix(d.Name, "gpu-"):
 						gpus++
-					} else {
+					case strings.HasPrefix(d.Name, "nic-"):
 						nics++
 					}
 				}
@@ -232,5 +243,133 @@ func TestIdle(t *testing.T) {
 	time.Sleep(60 * time.Second)
 	if got := n.writes.take(); len(got) != 0 {
 		t.Errorf("an idle agent wrote: %v", got)
+	}
+}
+
+// kinds counts the devices of a node's pool by kind, and its counter sets.
+func (n *node) kinds(t *testing.T) map[string]int {
+	t.Helper()
+	counts := map[string]int{}
+	for _, s := range n.slices(t) {
+		counts["counters"] += len(s.Spec.SharedCounters)
+		for _, d := range s.Spec.Devices {
+			kind, _, _ := strings.Cut(d.Name, "-")
+			counts[kind]++
+			counts["consuming"] += len(d.ConsumesCounters)
+		}
+	}
+	return counts
+}
+
+// A cluster without partitionable devices gets GPUs and NICs, or pairs alone, and
+// one event that says so; never pairs beside parts that do not know of them.
+func TestWithoutPartitionableDevices(t *testing.T) {
+	server := apiserver.Start(t, apiserver.WithFeatureGate("DRAPartitionableDevices", false))
+	n := startNodeAt(t, server, "kvm-8xh200-pxb-switch", v1alpha1.DefaultDriverConfig())
+	if diff := cmp.Diff(map[string]int{"gpu": 8, "nic": 8, "counters": 0, "consuming": 0}, n.kinds(t)); diff != "" {
+		t.Errorf("all kinds (-want +got):\n%s", diff)
+	}
+	n.event(t, "PairsNotPublished")
+
+	pairsAlone := v1alpha1.DefaultDriverConfig()
+	pairsAlone.Devices = []v1alpha1.DeviceKind{v1alpha1.PairKind}
+	alone := startNodeAt(t, server, "dgx-a100", pairsAlone)
+	if got := alone.kinds(t); got["counters"] != 0 || got["gpu"]+got["nic"] != 0 {
+		t.Errorf("pairs alone: %v", got)
+	}
+	// One NIC for two GPUs: without counters only one of the two pairs can be offered.
+	sharing := startNodeAt(t, server, "h200-4cx7-snc-baremetal", pairsAlone)
+	if diff := cmp.Diff(map[string]int{"pair": 4, "counters": 0, "consuming": 0}, sharing.kinds(t)); diff != "" {
+		t.Errorf("pairs that share NICs (-want +got):\n%s", diff)
+	}
+}
+
+// The same as above with counters: pairs that share a NIC are all there.
+func TestPairsAloneWithCounters(t *testing.T) {
+	pairsAlone := v1alpha1.DefaultDriverConfig()
+	pairsAlone.Devices = []v1alpha1.DeviceKind{v1alpha1.PairKind}
+	n := startNodeAt(t, apiserver.Shared(t), "h200-4cx7-snc-baremetal", pairsAlone)
+	if diff := cmp.Diff(map[string]int{"pair": 8, "counters": 4, "consuming": 8}, n.kinds(t)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Pairs appear when the cluster gets the feature while the agent runs.
+func TestPartitionableDevicesSwitchedOn(t *testing.T) {
+	var off atomic.Bool
+	off.Store(true)
+	server := *apiserver.Shared(t)
+	server.Config = rest.CopyConfig(server.Config)
+	server.Config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return dropCounters{rt, &off} })
+	n := startNodeAt(t, &server, "ibm-ac922-lassen", v1alpha1.DefaultDriverConfig())
+	if got := n.kinds(t); got["pair"] != 0 || got["gpu"] != 4 {
+		t.Errorf("with the feature off: %v", got)
+	}
+	off.Store(false)
+	n.agent.watcher.wake()
+	for start := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		got := n.kinds(t)
+		if got["pair"] == 4 && got["consuming"] > 4 && got["counters"] > 0 {
+			break
+		}
+		if time.Since(start) > 20*time.Second {
+			t.Fatalf("with the feature on: %v", got)
+		}
+	}
+	n.event(t, "PairsPublished")
+}
+
+// dropCounters does to requests what an API server without the feature does.
+type dropCounters struct {
+	http.RoundTripper
+	off *atomic.Bool
+}
+
+func (d dropCounters) RoundTrip(r *http.Request) (*http.Response, error) {
+	if d.off.Load() && r.Body != nil && strings.HasSuffix(r.URL.Path, "/resourceslices") {
+		slice := &resourceapi.ResourceSlice{}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, slice); err != nil {
+			return nil, err
+		}
+		slice.Spec.SharedCounters = nil
+		for i := range slice.Spec.Devices {
+			slice.Spec.Devices[i].ConsumesCounters = nil
+		}
+		slice.APIVersion, slice.Kind = "resource.k8s.io/v1", "ResourceSlice"
+		if body, err = json.Marshal(slice); err != nil {
+			return nil, err
+		}
+		r = r.Clone(r.Context())
+		r.Header.Set("Content-Type", "application/json")
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	}
+	return d.RoundTripper.RoundTrip(r)
+}
+
+// event waits for an event on the node.
+func (n *node) event(t *testing.T, reason string) {
+	t.Helper()
+	for start := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		list, err := n.admin.CoreV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + n.name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		count := 0
+		for _, e := range list.Items {
+			if e.Reason == reason {
+				count++
+				t.Log(e.Message)
+			}
+		}
+		if count == 1 {
+			return
+		}
+		if time.Since(start) > 20*time.Second || count > 1 {
+			t.Fatalf("%d events %s, want one", count, reason)
+		}
 	}
 }

@@ -4,15 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
 
 	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/machine"
 	"github.com/topodra/topodra/internal/nccl"
 	"github.com/topodra/topodra/internal/pci"
 	nodeslices "github.com/topodra/topodra/internal/slices"
+	"github.com/topodra/topodra/internal/topograph"
 	"github.com/topodra/topodra/internal/topology"
 )
 
@@ -22,16 +25,25 @@ type policy struct {
 	selector *nodeslices.NICSelector
 	roles    map[pci.Address]string
 	file     *nccl.File
-	config   topology.Config
+	// railRecord is read at each scan: topograph may write it any time.
+	railRecord string
+	config     topology.Config
 }
 
-func newPolicy(c v1alpha1.DriverConfig, m Machine) (*policy, error) {
+func newPolicy(c v1alpha1.DriverConfig, m Machine, nodeName string) (*policy, error) {
 	selector, err := nodeslices.NewNICSelector(c.NICSelector)
 	if err != nil {
 		return nil, err
 	}
-	p := &policy{publish: nodeslices.Options{Kinds: c.Devices}, selector: selector, roles: m.Roles}
+	p := &policy{publish: nodeslices.Options{Kinds: c.Devices, NICSharing: c.Pairs.NICSharing}, selector: selector, roles: m.Roles}
 	p.config.AllowSoftwareRDMA = c.AllowSoftwareRDMA
+	p.config.Pairs.NICs = c.Pairs.NICs
+	if p.config.Pairs.Farthest, err = topology.ParseClass(c.Pairs.Farthest); err != nil {
+		return nil, fmt.Errorf("pairs.farthest: %w", err)
+	}
+	if c.RailRecords != "" {
+		p.railRecord = filepath.Join(c.RailRecords, nodeName)
+	}
 	for i, rule := range c.Rails {
 		r := topology.RailRule{Rail: rule.Rail, Interface: rule.Interface}
 		var addrErr, cidrErr error
@@ -77,5 +89,23 @@ func (p *policy) apply(ctx context.Context, s *machine.Snapshot) (*topology.Topo
 			errs = append(errs, errors.New(problem))
 		}
 	}
+	if p.railRecord != "" {
+		rails, problems := readRails(p.railRecord)
+		config.Rails.Discovered = rails
+		errs = append(errs, problems...)
+	}
 	return topology.Compute(s, config), errs
+}
+
+// readRails reads topograph's record of this node. Its node UID is not compared:
+// the agent may not have been able to read the node yet.
+func readRails(path string) (map[pci.Address]int, []error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, []error{fmt.Errorf("rail record %s is not there yet: rails come from subnets or from the order of NICs until it is", path)}
+	}
+	if err != nil {
+		return nil, []error{fmt.Errorf("rail record: %w", err)}
+	}
+	return topograph.Rails(data, "")
 }

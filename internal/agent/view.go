@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/claims"
+	"github.com/topodra/topodra/internal/gpu"
 	"github.com/topodra/topodra/internal/machine"
 	"github.com/topodra/topodra/internal/pci"
 	nodeslices "github.com/topodra/topodra/internal/slices"
@@ -35,27 +37,49 @@ func newView(s *machine.Snapshot, t *topology.Topology, o nodeslices.Options) *v
 		}
 	}
 	for _, g := range s.GPUs {
-		place, _ := t.GPU(g.Address)
-		v.add(attributes, claims.Device{
-			Name: nodeslices.GPUName(g.Address), Type: v1alpha1.GPUKind, Address: g.Address, GPU: &g, AffinityGroup: place.Group,
-		})
+		placed, _ := t.GPU(g.Address)
+		device := v.gpu(g, placed)
+		v.add(attributes, device)
+		if len(placed.Pair) == 0 {
+			continue
+		}
+		pair := claims.Device{
+			Name: nodeslices.PairName(g.Address), Type: v1alpha1.PairKind, Address: g.Address,
+			Parts: []claims.Device{device}, AffinityGroup: placed.Group,
+		}
+		for _, addr := range placed.Pair {
+			nic := v.nic(addr)
+			nic.Shares = o.NICSharing
+			pair.Parts = append(pair.Parts, nic)
+		}
+		v.add(attributes, pair)
 	}
 	for _, n := range s.NICs {
-		place, _ := t.NIC(n.Address)
-		distances := map[pci.Address]string{}
-		for _, g := range s.GPUs {
-			if class := t.Distance(g.Address, n.Address); class != topology.Unknown {
-				distances[g.Address] = class.String()
-			}
-		}
-		v.add(attributes, claims.Device{
-			Name: nodeslices.NICName(n.Address), Type: v1alpha1.NICKind, Address: n.Address, NIC: &n,
-			AffinityGroup: place.Group, Rail: place.Rail, Distances: distances,
-		})
+		v.add(attributes, v.nic(n.Address))
 	}
 	return v
 }
 
+func (v *view) gpu(g gpu.GPU, placed topology.GPU) claims.Device {
+	return claims.Device{Name: nodeslices.GPUName(g.Address), Type: v1alpha1.GPUKind, Address: g.Address, GPU: &g, AffinityGroup: placed.Group}
+}
+
+func (v *view) nic(addr pci.Address) claims.Device {
+	n, _ := v.snapshot.NIC(addr)
+	placed, _ := v.topology.NIC(addr)
+	distances := map[pci.Address]string{}
+	for _, g := range v.snapshot.GPUs {
+		if class := v.topology.Distance(g.Address, addr); class != topology.Unknown {
+			distances[g.Address] = class.String()
+		}
+	}
+	return claims.Device{
+		Name: nodeslices.NICName(addr), Type: v1alpha1.NICKind, Address: addr, NIC: &n,
+		AffinityGroup: placed.Group, Rail: placed.Rail, Distances: distances,
+	}
+}
+
+// add takes a device in if it is published.
 func (v *view) add(attributes map[string]map[resourceapi.QualifiedName]resourceapi.DeviceAttribute, d claims.Device) {
 	if a, ok := attributes[d.Name]; ok {
 		d.Attributes = a
@@ -65,7 +89,10 @@ func (v *view) add(attributes map[string]map[resourceapi.QualifiedName]resourcea
 
 // counts returns the number of published devices of every type.
 func (v *view) counts() map[string]int {
-	counts := map[string]int{string(v1alpha1.GPUKind): 0, string(v1alpha1.NICKind): 0}
+	counts := map[string]int{}
+	for _, kind := range v1alpha1.DeviceKinds {
+		counts[string(kind)] = 0
+	}
 	for _, d := range v.devices {
 		counts[string(d.Type)]++
 	}
@@ -105,6 +132,7 @@ func (v *view) whyGone(name string) string {
 			return n.Reason
 		}
 	}
+	name = strings.Replace(name, "pair-", "gpu-", 1)
 	present := slices.ContainsFunc(v.snapshot.NICs, func(n machine.NIC) bool { return nodeslices.NICName(n.Address) == name })
 	for addr := range v.snapshot.PCI.Functions {
 		present = present || nodeslices.GPUName(addr) == name

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -33,22 +34,30 @@ type watcher struct {
 	metrics   *metrics.Metrics
 	publisher *nodeslices.Publisher
 	changed   func(context.Context, *view)
+	counters  countersQuestion
 
-	last *view
-	said []string // selector errors and limit problems that were logged
+	droppedFields atomic.Bool // the API server did not store all of a slice
+
+	events chan struct{} // a scan is due
+	last   *view
+	said   []string // selector errors and limit problems that were logged
+}
+
+// wake makes a scan due.
+func (w *watcher) wake() {
+	select {
+	case w.events <- struct{}{}:
+	default: // one is due already
+	}
 }
 
 // run scans until the context ends.
 func (w *watcher) run(ctx context.Context) {
-	events := make(chan struct{}, 1)
 	if w.machine.Simulated == "" {
 		go func() {
 			err := uevent.Listen(ctx, func(e uevent.Event) {
 				if concerns(e) {
-					select {
-					case events <- struct{}{}:
-					default: // a scan is due already
-					}
+					w.wake()
 				}
 			})
 			if err != nil {
@@ -69,11 +78,12 @@ func (w *watcher) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
-		case <-events:
-			if !settle(ctx, events) {
+		case <-w.events:
+			if !settle(ctx, w.events) {
 				return
 			}
 		}
+		w.askCounters(ctx)
 		w.changed(ctx, w.scan(ctx))
 	}
 }
@@ -119,7 +129,7 @@ func (w *watcher) scan(ctx context.Context) *view {
 	start := time.Now()
 	snapshot := w.machine.Scanner.Scan(ctx)
 	topology, errs := w.policy.apply(ctx, snapshot)
-	v := newView(snapshot, topology, w.policy.publish)
+	v := newView(snapshot, topology, w.publish())
 	w.metrics.Scanned(snapshot, time.Since(start))
 	w.say(ctx, v, errs)
 	w.last = v

@@ -15,6 +15,7 @@ package claims
 
 import (
 	"context"
+	"strconv"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,6 +34,13 @@ type Device struct {
 	Address pci.Address
 	GPU     *gpu.GPU     // set for GPUs
 	NIC     *machine.NIC // set for NICs
+
+	// Parts are what a pair is made of, its GPU first. They need not be published
+	// themselves. GPUs and NICs have none.
+	Parts []Device
+	// Shares is how many claims may have the device at a time as part of a pair;
+	// 0 and 1 mean one.
+	Shares int
 
 	AffinityGroup string // "" when unknown
 	Rail          *int   // NICs; nil when unknown
@@ -80,20 +88,38 @@ type PreparedDevice struct {
 	CDIDeviceIDs []string `json:"cdiDeviceIDs,omitempty"`
 
 	Attributes map[string]resourceapi.DeviceAttribute `json:"attributes,omitempty"`
-	Placement  v1alpha1.DevicePlacement               `json:"placement"`
+
+	// Holds are the keys under which the index guards the device or its parts.
+	Holds []string `json:"holds,omitempty"`
+	// Placements are what the record of the pod says: one for the device, or one
+	// for each part of a pair.
+	Placements []v1alpha1.DevicePlacement `json:"placements"`
 }
 
-// holdKey is what the index guards: a device, or one share of a device that
-// may be allocated several times. Empty for adminAccess, which holds nothing.
-func (d PreparedDevice) holdKey() string { return holdKey(d.Name, d.ShareID, d.AdminAccess) }
+// parts returns what is really handed out: the parts of a pair, or the device.
+func (d Device) parts() []Device {
+	if len(d.Parts) == 0 {
+		return []Device{d}
+	}
+	return d.Parts
+}
 
-func holdKey(device string, share *types.UID, adminAccess bool) string {
+// holds returns the keys that guard a device: adminAccess holds nothing, one share
+// of a device with consumable capacity only itself, and a pair all of its parts.
+func holds(device Device, share *types.UID, adminAccess bool) []string {
 	switch {
 	case adminAccess:
-		return ""
+		return nil
 	case share != nil:
-		return device + "/" + string(*share)
-	default:
-		return device
+		return []string{device.Name + "/" + string(*share)}
 	}
+	var keys []string
+	for _, part := range device.parts() {
+		key := part.Name
+		if len(device.Parts) > 0 && part.Shares > 1 {
+			key += sharesMark + strconv.Itoa(part.Shares)
+		}
+		keys = append(keys, key)
+	}
+	return keys
 }

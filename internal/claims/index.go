@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -16,17 +17,35 @@ import (
 type index struct {
 	mu      sync.Mutex
 	records map[types.UID]*record
-	// holders has more than one claim under a key only while two instances of
-	// the driver find out that both want the device.
-	holders map[string]map[types.UID]types.NamespacedName
+	// holders has more claims under a device than may share it only while two
+	// instances of the driver find out that both want it.
+	holders map[string]map[types.UID]holder
 	keys    map[types.UID]map[string]bool // holders the other way round
 	byPod   map[types.UID]map[types.UID]bool
+}
+
+// holder is a claim that holds a device, which at most shares claims may.
+type holder struct {
+	name   types.NamespacedName
+	shares int
+}
+
+// sharesMark separates a device's name from how many claims may share it in a hold
+// key: "nic-0000-1d-00-0~2". No device name has it.
+const sharesMark = "~"
+
+func splitKey(key string) (device string, shares int) {
+	device, count, ok := strings.Cut(key, sharesMark)
+	if n, err := strconv.Atoi(count); ok && err == nil && n > 1 {
+		return device, n
+	}
+	return device, 1
 }
 
 func newIndex() *index {
 	return &index{
 		records: map[types.UID]*record{},
-		holders: map[string]map[types.UID]types.NamespacedName{},
+		holders: map[string]map[types.UID]holder{},
 		keys:    map[types.UID]map[string]bool{},
 		byPod:   map[types.UID]map[types.UID]bool{},
 	}
@@ -108,9 +127,14 @@ func (x *index) held(uid types.UID, keys []string) error {
 
 func (x *index) heldLocked(uid types.UID, keys []string) error {
 	for _, key := range keys {
-		for other, name := range x.holders[key] {
-			if other != uid {
-				return &heldError{key: key, uid: other, holder: name}
+		device, shares := splitKey(key)
+		others := 0
+		for other, h := range x.holders[device] {
+			if other == uid {
+				continue
+			}
+			if others++; others >= min(shares, h.shares) {
+				return &heldError{key: device, uid: other, holder: h.name}
 			}
 		}
 	}
@@ -142,14 +166,15 @@ func (x *index) drop(uid types.UID) {
 }
 
 func (x *index) holdLocked(key string, uid types.UID, name types.NamespacedName) {
-	if x.holders[key] == nil {
-		x.holders[key] = map[types.UID]types.NamespacedName{}
+	device, shares := splitKey(key)
+	if x.holders[device] == nil {
+		x.holders[device] = map[types.UID]holder{}
 	}
-	x.holders[key][uid] = name
+	x.holders[device][uid] = holder{name, shares}
 	if x.keys[uid] == nil {
 		x.keys[uid] = map[string]bool{}
 	}
-	x.keys[uid][key] = true
+	x.keys[uid][device] = true
 }
 
 func (x *index) dropLocked(uid types.UID) {

@@ -64,9 +64,7 @@ func (r *record) holdKeys() []string {
 		keys = append(keys, r.AlsoHolds...)
 	}
 	for _, d := range r.Devices {
-		if key := d.holdKey(); key != "" {
-			keys = append(keys, key)
-		}
+		keys = append(keys, d.Holds...)
 	}
 	return keys
 }
@@ -131,9 +129,9 @@ func salvageRecord(uid types.UID, content []byte) *record {
 			Name      string `json:"name"`
 			BootID    string `json:"bootID"`
 			Devices   []struct {
-				Name        string     `json:"name"`
-				ShareID     *types.UID `json:"shareID"`
-				AdminAccess bool       `json:"adminAccess"`
+				Name        string   `json:"name"`
+				AdminAccess bool     `json:"adminAccess"`
+				Holds       []string `json:"holds"`
 			} `json:"devices"`
 		} `json:"claim"`
 	}
@@ -142,9 +140,13 @@ func salvageRecord(uid types.UID, content []byte) *record {
 	_ = json.Unmarshal(content, &loose)
 	r := &record{UID: uid, Namespace: loose.Claim.Namespace, Name: loose.Claim.Name, BootID: loose.Claim.BootID, Salvaged: true}
 	for _, d := range loose.Claim.Devices {
-		if d.Name != "" {
-			r.Devices = append(r.Devices, PreparedDevice{Name: d.Name, ShareID: d.ShareID, AdminAccess: d.AdminAccess})
+		if d.Name == "" {
+			continue
 		}
+		if len(d.Holds) == 0 && !d.AdminAccess { // of another form: the name is the best there is
+			d.Holds = []string{d.Name}
+		}
+		r.Devices = append(r.Devices, PreparedDevice{Name: d.Name, AdminAccess: d.AdminAccess, Holds: d.Holds})
 	}
 	return r
 }

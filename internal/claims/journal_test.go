@@ -288,7 +288,7 @@ func TestTwoInstancesAtTheSameMoment(t *testing.T) {
 	m := n.manager()
 	n.unrecovered() // another one is there
 	m.journal = &lateInstance{m.journal, &record{
-		UID: "other", Namespace: "ns", Name: "other", BootID: boot, Devices: []PreparedDevice{{Name: gpuName(0)}},
+		UID: "other", Namespace: "ns", Name: "other", BootID: boot, Devices: []PreparedDevice{{Name: gpuName(0), Holds: []string{gpuName(0)}}},
 	}}
 	var held *heldError
 	if _, err := m.Prepare(context.Background(), pair("uid", 0)); !errors.As(err, &held) || held.uid != "other" {
@@ -322,7 +322,7 @@ func TestNewerInstanceIsLeftAlone(t *testing.T) {
 // FuzzDecodeRecord: no content makes the reader panic, or take a file for good
 // whose claim is not byte for byte what was written; salvaging never panics.
 func FuzzDecodeRecord(f *testing.F) {
-	good, err := encodeRecord(&record{UID: "uid", Devices: []PreparedDevice{{Name: gpuName(0)}}, CDI: json.RawMessage(`{}`)})
+	good, err := encodeRecord(&record{UID: "uid", Devices: []PreparedDevice{{Name: gpuName(0), Holds: []string{gpuName(0)}}}, CDI: json.RawMessage(`{}`)})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -157,7 +157,11 @@ func (m *Manager) prepare(ctx context.Context, r request, siblings []request) (*
 	if before != nil && before.prepared && before.Fingerprint == r.fingerprint {
 		return m.confirm(ctx, before, r)
 	}
-	if err := m.index.reserve(r.uid, r.name, r.holdKeys()); err != nil {
+	devices, err := m.plans.resolve(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.index.reserve(r.uid, r.name, r.holdKeys(devices)); err != nil {
 		return nil, err
 	}
 	rec := &record{
@@ -165,8 +169,7 @@ func (m *Manager) prepare(ctx context.Context, r request, siblings []request) (*
 		BootID: m.BootID, Fingerprint: r.fingerprint, Pods: r.pods,
 		PreparedAt: metav1.NewTime(m.Now().UTC().Truncate(time.Second)),
 	}
-	var err error
-	if rec.Devices, rec.CDI, err = m.plans.plan(ctx, r, siblings); err != nil {
+	if rec.Devices, rec.CDI, err = m.plans.plan(ctx, r, devices, siblings); err != nil {
 		m.restore(r.uid, before)
 		return nil, err
 	}
@@ -304,7 +307,7 @@ func (m *Manager) Placements(pod types.UID) []v1alpha1.ClaimPlacement {
 	for _, rec := range m.index.ofPod(pod) {
 		c := v1alpha1.ClaimPlacement{Name: rec.Name, UID: rec.UID, PreparedAt: rec.PreparedAt}
 		for _, d := range rec.Devices {
-			c.Devices = append(c.Devices, d.Placement)
+			c.Devices = append(c.Devices, d.Placements...)
 		}
 		out = append(out, c)
 	}
@@ -314,12 +317,11 @@ func (m *Manager) Placements(pod types.UID) []v1alpha1.ClaimPlacement {
 // Known tells whether the journal has a claim.
 func (m *Manager) Known(uid types.UID) bool { return m.index.get(uid) != nil }
 
-func (r request) holdKeys() []string {
+// holdKeys are what the results of a request hold, devices being what they are.
+func (r request) holdKeys(devices []Device) []string {
 	var keys []string
-	for _, res := range r.results {
-		if key := holdKey(res.Device, res.ShareID, res.adminAccess()); key != "" {
-			keys = append(keys, key)
-		}
+	for i, res := range r.results {
+		keys = append(keys, holds(devices[i], res.ShareID, res.adminAccess())...)
 	}
 	return keys
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/cdi"
@@ -29,58 +30,114 @@ type planner struct {
 	charDevices cdi.CharDevices
 }
 
-// plan returns the devices of a request and the content of its CDI file (nil
-// for none). siblings are the other claims of the same pod. Errors may go away
-// by trying again unless they are marked permanent.
-func (p planner) plan(ctx context.Context, r request, siblings []request) ([]PreparedDevice, json.RawMessage, error) {
+// resolve returns what the devices of a request are on this machine. Errors may go
+// away by trying again unless they are marked permanent.
+func (p planner) resolve(r request) ([]Device, error) {
 	devices := make([]Device, len(r.results))
 	for i, res := range r.results {
 		device, err := p.inventory.Device(res.Device)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if err := res.fits(device.Type); err != nil {
-			return nil, nil, permanent(err)
+			return nil, permanent(err)
 		}
 		devices[i] = device
 	}
-	perGPU, common, err := p.gpuEdits(ctx, devices)
+	return devices, nil
+}
+
+// plan returns the devices of a request as they will be prepared, and the content
+// of its CDI file (nil for none). siblings are the other claims of the same pod.
+// Errors may go away by trying again unless they are marked permanent.
+func (p planner) plan(ctx context.Context, r request, devices []Device, siblings []request) ([]PreparedDevice, json.RawMessage, error) {
+	var parts []Device
+	for _, device := range devices {
+		parts = append(parts, device.parts()...)
+	}
+	perGPU, common, err := p.gpuEdits(ctx, parts)
 	if err != nil {
 		return nil, nil, err
 	}
-	rdmaEnv := p.rdmaEnv(append([]request{r}, siblings...))
-
-	edits := map[string]*cdi.Edits{driverFiles: common}
+	b := planBuilder{
+		planner: p, uid: r.uid, all: parts, perGPU: perGPU, common: common,
+		rdmaEnv: p.rdmaEnv(append([]request{r}, siblings...)),
+		edits:   map[string]*cdi.Edits{driverFiles: common},
+	}
 	prepared := make([]PreparedDevice, len(devices))
 	for i, device := range devices {
-		var e *cdi.Edits
-		switch device.Type {
-		case v1alpha1.GPUKind:
-			e = gpuEdits(device, perGPU)
-		case v1alpha1.NICKind:
-			if e, err = p.nicEdits(device, r.results[i].nic(), rdmaEnv); err != nil {
-				return nil, nil, err
-			}
-		}
-		// The same device can come twice, with adminAccess or as two shares.
-		name := device.Name
-		for n := 2; edits[name] != nil; n++ {
-			name = fmt.Sprintf("%s-%d", device.Name, n)
-		}
-		edits[name] = e
-		prepared[i] = describe(r.results[i], device, devices)
-		if !cdi.IsEmpty(e) {
-			prepared[i].CDIDeviceIDs = []string{cdi.ID(r.uid, name)}
-			if device.Type == v1alpha1.GPUKind && !cdi.IsEmpty(common) {
-				prepared[i].CDIDeviceIDs = append(prepared[i].CDIDeviceIDs, cdi.ID(r.uid, driverFiles))
-			}
+		if prepared[i], err = b.device(r.results[i], device); err != nil {
+			return nil, nil, err
 		}
 	}
-	content, err := cdi.Build(r.uid, edits)
+	content, err := cdi.Build(r.uid, b.edits)
 	if err != nil {
 		return nil, nil, permanent(err)
 	}
 	return prepared, content, nil
+}
+
+// planBuilder collects the CDI devices of one claim.
+type planBuilder struct {
+	planner
+	uid     types.UID
+	all     []Device // every part that the claim has
+	perGPU  map[string]*cdi.Edits
+	common  *cdi.Edits
+	rdmaEnv []string
+	edits   map[string]*cdi.Edits // by name of the CDI device
+}
+
+// device describes one allocation result. Each part is a CDI device of its own.
+func (b *planBuilder) device(res result, device Device) (PreparedDevice, error) {
+	d := PreparedDevice{
+		Request:     res.Request,
+		Pool:        res.Pool,
+		Name:        res.Device,
+		ShareID:     res.ShareID,
+		AdminAccess: res.adminAccess(),
+		Holds:       holds(device, res.ShareID, res.adminAccess()),
+	}
+	if len(device.Attributes) > 0 {
+		d.Attributes = map[string]resourceapi.DeviceAttribute{}
+		for name, value := range device.Attributes {
+			d.Attributes[string(name)] = value
+		}
+	}
+	withGPU := false
+	for _, part := range device.parts() {
+		e, err := b.part(res, part)
+		if err != nil {
+			return d, err
+		}
+		// The same device can come twice, with adminAccess or as two shares.
+		name := part.Name
+		for n := 2; b.edits[name] != nil; n++ {
+			name = fmt.Sprintf("%s-%d", part.Name, n)
+		}
+		b.edits[name] = e
+		if !cdi.IsEmpty(e) {
+			d.CDIDeviceIDs = append(d.CDIDeviceIDs, cdi.ID(b.uid, name))
+			withGPU = withGPU || part.GPU != nil
+		}
+		placement := place(part, b.all)
+		placement.Request = res.Request
+		if len(device.Parts) > 0 {
+			placement.Pair = device.Name
+		}
+		d.Placements = append(d.Placements, placement)
+	}
+	if withGPU && !cdi.IsEmpty(b.common) {
+		d.CDIDeviceIDs = append(d.CDIDeviceIDs, cdi.ID(b.uid, driverFiles))
+	}
+	return d, nil
+}
+
+func (b *planBuilder) part(res result, part Device) (*cdi.Edits, error) {
+	if part.GPU != nil {
+		return gpuEdits(part, b.perGPU), nil
+	}
+	return b.nicEdits(part, res.nic(), b.rdmaEnv)
 }
 
 // gpuEdits asks for the edits of all GPUs at once and refuses edits that give
@@ -139,8 +196,13 @@ func (p planner) rdmaEnv(requests []request) []string {
 	for _, r := range requests {
 		for _, res := range r.results {
 			device, err := p.inventory.Device(res.Device)
-			if err == nil && device.NIC != nil && device.NIC.RDMA != nil && res.nic().RDMA != v1alpha1.RDMANone {
-				found[device.Address] = device.NIC.RDMA
+			if err != nil || res.nic().RDMA == v1alpha1.RDMANone {
+				continue
+			}
+			for _, part := range device.parts() {
+				if part.NIC != nil && part.NIC.RDMA != nil {
+					found[part.Address] = part.NIC.RDMA
+				}
 			}
 		}
 	}
@@ -151,52 +213,40 @@ func (p planner) rdmaEnv(requests []request) []string {
 	return cdi.RDMAEnv(list)
 }
 
-// describe records what a device was when it was prepared.
-func describe(res result, device Device, all []Device) PreparedDevice {
-	d := PreparedDevice{
-		Request:     res.Request,
-		Pool:        res.Pool,
-		Name:        res.Device,
-		ShareID:     res.ShareID,
-		AdminAccess: res.adminAccess(),
-		Placement: v1alpha1.DevicePlacement{
-			Name:          res.Device,
-			Type:          device.Type,
-			Request:       res.Request,
-			PCIAddress:    device.Address.String(),
-			AffinityGroup: known(device.AffinityGroup),
-		},
+// place records what a part was when it was prepared, and how far from each GPU of
+// its claim.
+func place(part Device, all []Device) v1alpha1.DevicePlacement {
+	p := v1alpha1.DevicePlacement{
+		Name:          part.Name,
+		Type:          part.Type,
+		PCIAddress:    part.Address.String(),
+		AffinityGroup: known(part.AffinityGroup),
 	}
-	if len(device.Attributes) > 0 {
-		d.Attributes = map[string]resourceapi.DeviceAttribute{}
-		for name, value := range device.Attributes {
-			d.Attributes[string(name)] = value
-		}
+	if part.GPU != nil {
+		p.GPUUUID = known(part.GPU.UUID)
 	}
-	if device.GPU != nil {
-		d.Placement.GPUUUID = known(device.GPU.UUID)
+	if part.NIC == nil {
+		return p
 	}
-	if device.NIC != nil {
-		d.Placement.IfName = device.NIC.IfName()
-		d.Placement.Rail = v1alpha1.Unknown
-		if device.Rail != nil {
-			d.Placement.Rail = strconv.Itoa(*device.Rail)
-		}
-		if device.NIC.RDMA != nil {
-			d.Placement.RDMADevice = device.NIC.RDMA.Name
-			d.Placement.NICGUID = known(device.NIC.RDMA.NodeGUID)
-		}
-		for _, other := range all {
-			if other.GPU == nil {
-				continue
-			}
-			if d.Placement.Distances == nil {
-				d.Placement.Distances = map[string]string{}
-			}
-			d.Placement.Distances[other.Name] = known(device.Distances[other.Address])
-		}
+	p.IfName = part.NIC.IfName()
+	p.Rail = v1alpha1.Unknown
+	if part.Rail != nil {
+		p.Rail = strconv.Itoa(*part.Rail)
 	}
-	return d
+	if part.NIC.RDMA != nil {
+		p.RDMADevice = part.NIC.RDMA.Name
+		p.NICGUID = known(part.NIC.RDMA.NodeGUID)
+	}
+	for _, other := range all {
+		if other.GPU == nil {
+			continue
+		}
+		if p.Distances == nil {
+			p.Distances = map[string]string{}
+		}
+		p.Distances[other.Name] = known(part.Distances[other.Address])
+	}
+	return p
 }
 
 func known(s string) string {

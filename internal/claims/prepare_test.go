@@ -153,7 +153,7 @@ func TestUnknownFactsAreSaidToBeUnknown(t *testing.T) {
 	d, _ := n.devices.Device(nicName(0))
 	d.AffinityGroup, d.Rail, d.Distances, d.NIC.RDMA.NodeGUID = "", nil, nil, ""
 	n.devices.add(d)
-	p := mustPrepare(t, n.manager(), pair("uid", 0)).Devices[1].Placement
+	p := mustPrepare(t, n.manager(), pair("uid", 0)).Devices[1].Placements[0]
 	if p.AffinityGroup != "unknown" || p.Rail != "unknown" || p.NICGUID != "unknown" || p.Distances[gpuName(0)] != "unknown" {
 		t.Errorf("%+v", p)
 	}

@@ -131,7 +131,7 @@ func (m *Manager) salvage(ctx context.Context, uid types.UID, lost []*unreadable
 			klog.FromContext(ctx).Error(err, "CDI file does not tell the devices of a claim", "claimUID", uid)
 		}
 		for _, name := range slices.DeleteFunc(names, func(s string) bool { return s == driverFiles }) {
-			rec.Devices = append(rec.Devices, PreparedDevice{Name: name})
+			rec.Devices = append(rec.Devices, PreparedDevice{Name: name, Holds: []string{name}})
 		}
 	}
 	for _, r := range readable {

@@ -53,7 +53,7 @@ func (r result) nic() v1alpha1.NICConfig {
 // fits returns an error when a configuration is for another kind of device.
 func (r result) fits(kind v1alpha1.DeviceKind) error {
 	for _, c := range r.configs {
-		if c.config.DeviceKind() != kind {
+		if kind != v1alpha1.PairKind && c.config.DeviceKind() != kind { // a pair has both
 			return fmt.Errorf("%s: a configuration for a %s does not fit request %q, which got the %s %s: name the requests it is for",
 				c.path, c.config.DeviceKind(), r.Request, kind, r.Device)
 		}

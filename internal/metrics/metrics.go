@@ -26,6 +26,7 @@ type Metrics struct {
 	missing   *prometheus.GaugeVec
 	scans     prometheus.Counter
 	scanTime  prometheus.Gauge
+	fallback  prometheus.Gauge
 	prepared  prometheus.Gauge
 	setAside  *prometheus.CounterVec
 	refused   *prometheus.CounterVec
@@ -34,7 +35,6 @@ type Metrics struct {
 // Label values that are known beforehand.
 var (
 	methods         = []string{"prepare", "unprepare"}
-	types           = []string{string(v1alpha1.GPUKind), string(v1alpha1.NICKind)}
 	setAsideReasons = []string{"corrupt", "unsupported"}
 	publishReasons  = []string{"dropped-fields", "invalid", "other"}
 )
@@ -74,6 +74,9 @@ func New() *Metrics {
 		scanTime: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "topodra_last_scan_duration_seconds", Help: "Duration of the last scan of the machine.",
 		}),
+		fallback: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "topodra_without_counters", Help: "1 while pairs cannot be published beside their parts because the cluster has no partitionable devices.",
+		}),
 		prepared: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "topodra_prepared_claims", Help: "Claims that are prepared on this node.",
 		}),
@@ -85,7 +88,7 @@ func New() *Metrics {
 		}, []string{"reason"}),
 	}
 	m.registry.MustRegister(
-		m.requests, m.latency, m.devices, m.excluded, m.published, m.missing, m.scans, m.scanTime, m.prepared, m.setAside, m.refused,
+		m.requests, m.latency, m.devices, m.excluded, m.published, m.missing, m.scans, m.scanTime, m.fallback, m.prepared, m.setAside, m.refused,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	for _, method := range methods {
@@ -94,8 +97,8 @@ func New() *Metrics {
 			m.latency.WithLabelValues(method, result)
 		}
 	}
-	for _, t := range types {
-		m.devices.WithLabelValues(t)
+	for _, kind := range v1alpha1.DeviceKinds {
+		m.devices.WithLabelValues(string(kind))
 	}
 	for _, part := range machine.Parts {
 		m.missing.WithLabelValues(string(part))
@@ -121,6 +124,14 @@ func (m *Metrics) Call(method string, took time.Duration, err error) {
 
 // PublishFailed counts trouble with ResourceSlices.
 func (m *Metrics) PublishFailed(reason string) { m.refused.WithLabelValues(reason).Inc() }
+
+// WithoutCounters tells whether the cluster stores no shared counters.
+func (m *Metrics) WithoutCounters(yes bool) {
+	m.fallback.Set(0)
+	if yes {
+		m.fallback.Set(1)
+	}
+}
 
 // PreparedClaims tells how many claims are prepared now.
 func (m *Metrics) PreparedClaims(n int) { m.prepared.Set(float64(n)) }
