@@ -22,6 +22,7 @@ import (
 	"github.com/topodra/topodra/internal/keys"
 	"github.com/topodra/topodra/internal/metrics"
 	"github.com/topodra/topodra/internal/plugin"
+	"github.com/topodra/topodra/internal/policy"
 	"github.com/topodra/topodra/internal/slices"
 )
 
@@ -66,7 +67,7 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("boot id: %w", err)
 	}
-	policy, err := newPolicy(o.Config, o.Machine, o.NodeName)
+	rules, err := policy.New(o.Config, o.Machine.Roles, o.NodeName)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +78,7 @@ func New(o Options) (*Agent, error) {
 		ready:   func() bool { return false },
 	}
 	a.watcher = &watcher{
-		machine: o.Machine, policy: policy, metrics: a.metrics, changed: a.changed, events: make(chan struct{}, 1),
+		machine: o.Machine, policy: rules, metrics: a.metrics, changed: a.changed, events: make(chan struct{}, 1),
 		counters: countersQuestion{client: o.KubeClient, node: o.NodeName, events: newEvents(o.KubeClient, o.NodeName)},
 	}
 	boot := strings.TrimSpace(string(bootID))

@@ -36,7 +36,7 @@ func newEvents(client kubernetes.Interface, node string) record.EventRecorder {
 
 // publish says what to publish on this cluster now.
 func (w *watcher) publish() nodeslices.Options {
-	o := w.policy.publish
+	o := w.policy.Publish
 	o.NoCounters = w.counters.missing
 	return o
 }
@@ -46,7 +46,7 @@ func (w *watcher) publish() nodeslices.Options {
 // that are dropped would let the scheduler hand out a pair and its parts at once.
 func (w *watcher) askCounters(ctx context.Context) {
 	c := &w.counters
-	if !slices.Contains(w.policy.publish.Kinds, v1alpha1.PairKind) {
+	if !slices.Contains(w.policy.Publish.Kinds, v1alpha1.PairKind) {
 		return
 	}
 	if w.last != nil && !c.missing && !w.droppedFields.Swap(false) {
@@ -70,7 +70,7 @@ func (w *watcher) askCounters(ctx context.Context) {
 	if c.missing {
 		text := "This cluster has no partitionable devices (feature gate DRAPartitionableDevices, on by default since Kubernetes 1.36): " +
 			"GPUs and NICs are published without pairs. Set devices: [pair] in the driver's configuration for pairs alone, which need no counters."
-		if len(w.policy.publish.Kinds) == 1 {
+		if len(w.policy.Publish.Kinds) == 1 {
 			text = "This cluster has no partitionable devices (feature gate DRAPartitionableDevices, on by default since Kubernetes 1.36): " +
 				"of pairs that share a NIC only one is published."
 		}

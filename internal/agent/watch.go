@@ -10,6 +10,7 @@ import (
 
 	"github.com/topodra/topodra/internal/machine"
 	"github.com/topodra/topodra/internal/metrics"
+	"github.com/topodra/topodra/internal/policy"
 	nodeslices "github.com/topodra/topodra/internal/slices"
 	"github.com/topodra/topodra/internal/uevent"
 )
@@ -30,7 +31,7 @@ const (
 // now and then without.
 type watcher struct {
 	machine   Machine
-	policy    *policy
+	policy    *policy.Policy
 	metrics   *metrics.Metrics
 	publisher *nodeslices.Publisher
 	changed   func(context.Context, *view)
@@ -128,7 +129,7 @@ func isVirtual(path string) bool {
 func (w *watcher) scan(ctx context.Context) *view {
 	start := time.Now()
 	snapshot := w.machine.Scanner.Scan(ctx)
-	topology, errs := w.policy.apply(ctx, snapshot)
+	topology, errs := w.policy.Apply(ctx, snapshot)
 	v := newView(snapshot, topology, w.publish())
 	w.metrics.Scanned(snapshot, time.Since(start))
 	w.say(ctx, v, errs)

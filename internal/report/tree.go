@@ -267,7 +267,7 @@ func (p *part) title() string {
 	return p.name() + ", upstream at " + strings.Join(addresses, ", ")
 }
 
-// reason says why NICs carry no jobs.
+// reason says why a NIC carries no jobs.
 func (n NIC) reason() string {
 	return cmp.Or(deref(n.Reason), "no RDMA device")
 }

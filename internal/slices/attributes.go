@@ -81,7 +81,9 @@ func (a attributes) standard(tree *pci.Tree, addr pci.Address) {
 		}
 	}
 	add(deviceattribute.GetPCIBusIDAttribute(bdf))
-	add(deviceattribute.GetPCIeRootAttributeByPCIBusID(bdf, sysfs))
+	if fn := tree.Functions[addr]; fn == nil || tree.Unknown == nil || !tree.Unknown.Names[fn.Root] {
+		add(deviceattribute.GetPCIeRootAttributeByPCIBusID(bdf, sysfs))
+	}
 	add(deviceattribute.GetNUMANodeAttributeByPCIBusID(bdf, deviceattribute.ScalarAttribute, sysfs))
 }
 

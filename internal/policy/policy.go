@@ -1,4 +1,6 @@
-package agent
+// Package policy is what the administrator says about a machine beyond what it
+// shows: the driver's configuration, compiled and applied to snapshots.
+package policy
 
 import (
 	"context"
@@ -19,9 +21,11 @@ import (
 	"github.com/topodra/topodra/internal/topology"
 )
 
-// policy is what the administrator says about the machine, compiled.
-type policy struct {
-	publish  nodeslices.Options
+// Policy is a compiled configuration.
+type Policy struct {
+	// Publish says which devices to publish.
+	Publish nodeslices.Options
+
 	selector *nodeslices.NICSelector
 	roles    map[pci.Address]string
 	file     *nccl.File
@@ -30,12 +34,15 @@ type policy struct {
 	config     topology.Config
 }
 
-func newPolicy(c v1alpha1.DriverConfig, m Machine, nodeName string) (*policy, error) {
+// New compiles a configuration. roles say why NICs of a simulated machine are not
+// fabric; nodeName is the node's name in topograph's records. Errors name the field,
+// and the position where an expression or a file is at fault.
+func New(c v1alpha1.DriverConfig, roles map[pci.Address]string, nodeName string) (*Policy, error) {
 	selector, err := nodeslices.NewNICSelector(c.NICSelector)
 	if err != nil {
 		return nil, err
 	}
-	p := &policy{publish: nodeslices.Options{Kinds: c.Devices, NICSharing: c.Pairs.NICSharing}, selector: selector, roles: m.Roles}
+	p := &Policy{Publish: nodeslices.Options{Kinds: c.Devices, NICSharing: c.Pairs.NICSharing}, selector: selector, roles: roles}
 	p.config.AllowSoftwareRDMA = c.AllowSoftwareRDMA
 	p.config.Pairs.NICs = c.Pairs.NICs
 	if p.config.Pairs.Farthest, err = topology.ParseClass(c.Pairs.Farthest); err != nil {
@@ -72,9 +79,9 @@ func newPolicy(c v1alpha1.DriverConfig, m Machine, nodeName string) (*policy, er
 	return p, nil
 }
 
-// apply computes the topology of a snapshot under the policy. The errors name
-// what the policy says and the machine contradicts; the topology is valid.
-func (p *policy) apply(ctx context.Context, s *machine.Snapshot) (*topology.Topology, []error) {
+// Apply computes the topology of a snapshot under the policy. The errors name what
+// the policy says and the machine contradicts; the topology is valid.
+func (p *Policy) Apply(ctx context.Context, s *machine.Snapshot) (*topology.Topology, []error) {
 	config := p.config
 	var errs []error
 	config.Excluded, errs = p.selector.Excluded(ctx, s)
