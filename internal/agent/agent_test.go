@@ -165,6 +165,17 @@ func TestPublish(t *testing.T) {
 	if got := n.slices(t); len(got) != 3 {
 		t.Errorf("%d slices after a foreign delete, want one with counters and two with devices", len(got))
 	}
+	// A scan that finds nothing new writes nothing.
+	n.writes.take()
+	before := n.agent.view.Load()
+	n.agent.watcher.wake()
+	for n.agent.view.Load() == before {
+		time.Sleep(20 * time.Millisecond)
+	}
+	time.Sleep(time.Second)
+	if got := n.writes.take(); len(got) != 0 {
+		t.Errorf("a scan that found nothing new wrote %v", got)
+	}
 	checkHealth(t, n)
 }
 
