@@ -27,10 +27,7 @@ func snapshotCommand() *cobra.Command {
 			if err := environment(cmd.Flags()); err != nil {
 				return err
 			}
-			recording, err := archive.Capture(cmd.Context(), agent.Real(hardware).Scanner)
-			if err != nil {
-				return err
-			}
+			recording := archive.Capture(cmd.Context(), agent.Real(hardware).Scanner)
 			if err := write(recording, output); err != nil {
 				return err
 			}

@@ -151,7 +151,7 @@ func TestSettle(t *testing.T) {
 	events := make(chan struct{}, 1)
 	stop := make(chan struct{})
 	go func() {
-		for i := 0; i < 20; i++ {
+		for range 20 {
 			select {
 			case events <- struct{}{}:
 			case <-stop:

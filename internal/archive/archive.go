@@ -54,7 +54,7 @@ type facts struct {
 
 // Capture scans a machine through its scanner and returns the recording. The
 // scanner must not have been used before, and cannot be used afterwards.
-func Capture(ctx context.Context, s *machine.Scanner) (*Recording, error) {
+func Capture(ctx context.Context, s *machine.Scanner) *Recording {
 	recorder, root := sysfs.Record(s.Sysfs)
 	s.Sysfs = root
 	gpus := s.GPUs
@@ -75,7 +75,8 @@ func Capture(ctx context.Context, s *machine.Scanner) (*Recording, error) {
 	for _, m := range snapshot.Missing {
 		r.LeftOut = append(r.LeftOut, fmt.Sprintf("%s: %s", m.Part, m.Reason))
 	}
-	return r, r.pseudonymize()
+	r.pseudonymize()
+	return r
 }
 
 // listed is a function as a machine.GPUs.

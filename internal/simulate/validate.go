@@ -216,7 +216,6 @@ func (m *Machine) validateChains(p *problems) {
 				if d := domainOf(m.PCI[i].Address); !root.Unknown && d != "" && d != rootDomain(root.Name) {
 					p.addf(fmt.Sprintf("pci[%d]", i), "%s is below %s, another PCI domain", m.PCI[i].Address, root.Name)
 				}
-				f = nil
 				break
 			}
 			f = m.functions[*f.Parent]

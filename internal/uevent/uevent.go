@@ -58,11 +58,12 @@ func receive(ctx context.Context, fd, wake int, handle func(Event)) error {
 	buf := make([]byte, 8192)
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
 	for {
-		if _, err := unix.Poll(poll, -1); err != nil && !errors.Is(err, unix.EINTR) {
+		_, err := unix.Poll(poll, -1)
+		switch {
+		case ctx.Err() != nil:
+			return nil //nolint:nilerr // the end that was asked for
+		case err != nil && !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("wait for uevents: %w", err)
-		}
-		if ctx.Err() != nil {
-			return nil
 		}
 		n, from, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
 		switch {
