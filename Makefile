@@ -30,7 +30,7 @@ test-unit: ## unit and integration tests, with a real kube-apiserver where it is
 
 .PHONY: test-kubelet
 test-kubelet: ## the kubelet's own DRA manager as the client of our socket
-	cd test/kubelet && go test -race ./...
+	cd test/kubelet && go test -race -timeout 10m ./...
 
 .PHONY: test-e2e
 test-e2e: ## pods on a real two-node cluster
@@ -45,8 +45,12 @@ test-vm: ## discovery in a QEMU guest with real PCIe switches, SR-IOV and RDMA (
 	hack/vm/test topology
 
 .PHONY: bench-prepare
-bench-prepare: ## Prepare and Unprepare against a real kube-apiserver, beside the floor
-	go run ./test/bench/prepare
+bench-prepare: setup ## Prepare and Unprepare against a real kube-apiserver, beside the floor
+	go test ./test/bench -run '^$$' -bench '^BenchmarkPrepare$$' -benchtime 1x -timeout 20m
+
+.PHONY: bench-allocation
+bench-allocation: ## the scheduler's allocator: pairs beside claims with constraints
+	go run ./test/bench/allocation
 
 .PHONY: bench-topology
 bench-topology: ## discovery and topology of the largest machine

@@ -7,8 +7,10 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --log-format=json
@@ -124,13 +126,19 @@ func (f *agentFlags) config() (v1alpha1.DriverConfig, error) {
 }
 
 func (f *agentFlags) client() (kubernetes.Interface, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	load := rest.InClusterConfig
+	if f.kubeconfig != "" {
+		load = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags("", f.kubeconfig) }
+	}
+	config, err := load()
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w; set --kubeconfig outside of a cluster", err)
 	}
 	// client-go's default of 5 requests per second would make the pods of one
 	// rollout wait for each other.
 	config.QPS, config.Burst = f.qps, f.burst
+	// Protobuf costs the API server and the agent less than JSON.
+	config.AcceptContentTypes, config.ContentType = runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON, runtime.ContentTypeProtobuf
 	config.UserAgent = filepath.Base(os.Args[0]) + "/" + v1alpha1.Group
 	return kubernetes.NewForConfig(config)
 }

@@ -1,116 +1,92 @@
 package plugin
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/api/metadata"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
 	"github.com/topodra/topodra/api/v1alpha1"
+	"github.com/topodra/topodra/internal/cdi"
 )
 
-// metadataFiles are the file operations that the helper uses for device
-// metadata: the metadata files, which lie on disk, and CDI files that mount
-// them, which lie in a tmpfs. It differs from the helper's own operations in two
-// ways. It does not sync, which the helper does four times per request of a
-// claim: every Prepare writes the files anew, so also the first one after a
-// power loss. And it keeps copies of the CDI files on disk, because a container
-// cannot restart without them and the helper writes them in Prepare only.
+// metadataFiles are what the helper writes for each request of a claim: a file with
+// device metadata, on disk, and a CDI file that mounts it, in a tmpfs. Names and
+// contents are the helper's; a test compares.
 type metadataFiles struct {
-	cdiDir, keepDir string
+	cdiDir, dataDir string
 }
 
-// cdiPrefix is how the helper names its CDI files: the claim's UID, "_" and the
-// request follow.
-const cdiPrefix = v1alpha1.Group + "_metadata_"
-
-func newMetadataFiles(cdiDir, dataDir string) (metadataFiles, error) {
-	f := metadataFiles{cdiDir: filepath.Clean(cdiDir), keepDir: filepath.Join(dataDir, "metadata-cdi")}
-	if err := os.MkdirAll(f.keepDir, 0o750); err != nil {
-		return f, fmt.Errorf("copies of CDI files: %w", err)
-	}
-	return f, nil
-}
-
+// operations write without the syncs of the helper's own, four per request of a
+// claim: every Prepare writes the files anew, so also the first one after a power
+// loss.
 func (f metadataFiles) operations() kubeletplugin.MetadataFileOperations {
-	return kubeletplugin.MetadataFileOperations{WriteFile: f.write, Remove: f.remove, Glob: f.glob}
+	return kubeletplugin.MetadataFileOperations{WriteFile: writeFile}
 }
 
-// kept returns the path of the copy of a CDI file.
-func (f metadataFiles) kept(name string) (string, bool) {
-	return filepath.Join(f.keepDir, filepath.Base(name)), filepath.Dir(name) == f.cdiDir
-}
-
-func (f metadataFiles) write(name string, data []byte, perm os.FileMode) error {
-	if kept, ok := f.kept(name); ok {
-		if err := writeFile(kept, data, perm); err != nil {
-			return err
-		}
-	}
-	return writeFile(name, data, perm)
-}
-
-func (f metadataFiles) remove(name string) error {
-	err := os.Remove(name)
-	if kept, ok := f.kept(name); ok && (err == nil || errors.Is(err, fs.ErrNotExist)) {
-		return os.Remove(kept)
-	}
-	return err
-}
-
-// glob finds CDI files of which only the copy is left, too.
-func (f metadataFiles) glob(pattern string) ([]string, error) {
-	kept, ok := f.kept(pattern)
-	if !ok {
-		return filepath.Glob(pattern)
-	}
-	matches, err := filepath.Glob(kept)
-	for i := range matches {
-		matches[i] = filepath.Join(f.cdiDir, filepath.Base(matches[i]))
-	}
-	return matches, err
-}
-
-// restore writes CDI files again that are missing, and drops the copies of
-// claims that are not known. Copies of the last minute stay: another instance of
-// the driver may have made them for a claim that it is preparing.
+// restore writes missing CDI files of known claims again, because a container
+// cannot restart without them and the helper writes them in Prepare only. Files of
+// claims that are not known are dropped, except those of the last minute: another
+// instance of the driver may be preparing their claim.
 func (f metadataFiles) restore(ctx context.Context, known func(types.UID) bool) {
 	logger := klog.FromContext(ctx)
-	entries, err := os.ReadDir(f.keepDir)
+	files, err := filepath.Glob(filepath.Join(f.dataDir, "dra-device-metadata", "*", "*", "metadata.json"))
 	if err != nil {
-		logger.Error(err, "Copies of CDI files cannot be read")
-		return
+		logger.Error(err, "Device metadata cannot be looked for")
 	}
-	for _, entry := range entries {
-		kept, name := filepath.Join(f.keepDir, entry.Name()), filepath.Join(f.cdiDir, entry.Name())
-		uid, _, _ := strings.Cut(strings.TrimPrefix(entry.Name(), cdiPrefix), "_")
-		if !known(types.UID(uid)) {
-			if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > time.Minute {
-				_ = os.Remove(kept)
-			}
-			continue
+	for _, file := range files {
+		written, err := f.restoreFile(file, known)
+		switch {
+		case err != nil:
+			logger.Error(err, "CDI file of device metadata could not be written again", "metadata", file)
+		case written != "":
+			logger.Info("Wrote a missing CDI file of device metadata again", "file", written)
 		}
-		if _, err := os.Stat(name); err == nil {
-			continue
-		}
-		content, err := os.ReadFile(kept)
-		if err == nil {
-			err = errors.Join(os.MkdirAll(f.cdiDir, 0o755), writeFile(name, content, 0o644))
-		}
-		if err != nil {
-			logger.Error(err, "CDI file of device metadata could not be written again", "file", name)
-			continue
-		}
-		logger.Info("Wrote a missing CDI file of device metadata again", "file", name)
 	}
+}
+
+// restoreFile returns the name of the CDI file if it wrote it.
+func (f metadataFiles) restoreFile(file string, known func(types.UID) bool) (written string, err error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	// The file has the same object once per version; the first is enough.
+	var m metadatav1beta1.DeviceMetadata
+	if err := json.NewDecoder(bytes.NewReader(content)).Decode(&m); err != nil {
+		return "", err
+	}
+	if !known(m.UID) {
+		info, err := os.Stat(file)
+		if err == nil && time.Since(info.ModTime()) > time.Minute {
+			err = os.RemoveAll(filepath.Dir(filepath.Dir(file)))
+		}
+		return "", err
+	}
+	request := filepath.Base(filepath.Dir(file))
+	name := filepath.Join(f.cdiDir, fmt.Sprintf("%s_metadata_%s_%s.json", v1alpha1.Group, m.UID, request))
+	if _, err := os.Stat(name); err == nil {
+		return "", nil
+	}
+	inContainer := metadata.ResourceClaimFilePath(v1alpha1.Group, m.Name, request)
+	if m.PodClaimName != nil && *m.PodClaimName != "" {
+		inContainer = metadata.ResourceClaimTemplateFilePath(v1alpha1.Group, *m.PodClaimName, request)
+	}
+	content, err = cdi.MountFile(v1alpha1.Group+"/metadata", string(m.UID)+"_"+request, file, inContainer)
+	if err != nil {
+		return "", err
+	}
+	return name, errors.Join(os.MkdirAll(f.cdiDir, 0o755), writeFile(name, content, 0o644))
 }
 
 // writeFile replaces a file atomically. A leftover of a crash is hidden and ends

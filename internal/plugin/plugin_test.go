@@ -327,10 +327,11 @@ func TestOverTheSocket(t *testing.T) {
 		if err != nil || !strings.Contains(string(metadata), `"topodra.dev/type"`) {
 			t.Errorf("metadata file: %v\n%s", err, metadata)
 		}
+		checkRestore(t, metadataFiles{cdiDir: cdi, dataDir: data})
 		if _, err := plugin.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: request}); err != nil {
 			t.Error(err)
 		}
-		for _, left := range []string{cdi, filepath.Join(data, "dra-device-metadata"), filepath.Join(data, "metadata-cdi")} {
+		for _, left := range []string{cdi, filepath.Join(data, "dra-device-metadata")} {
 			if entries, _ := os.ReadDir(left); len(entries) > 0 {
 				t.Errorf("left in %s: %v", left, entries)
 			}
@@ -341,53 +342,58 @@ func TestOverTheSocket(t *testing.T) {
 	}
 }
 
-func TestMetadataFilesAreRestored(t *testing.T) {
-	dir := t.TempDir()
-	cdi := filepath.Join(dir, "cdi")
-	files, err := newMetadataFiles(cdi, filepath.Join(dir, "data"))
+// checkRestore compares what restore writes with what the helper wrote for the claim "uid".
+func checkRestore(t *testing.T, files metadataFiles) {
+	t.Helper()
+	name := filepath.Join(files.cdiDir, "topodra.dev_metadata_uid_gpu.json")
+	want, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(cdi, 0o755); err != nil {
+	if err := os.RemoveAll(files.cdiDir); err != nil {
 		t.Fatal(err)
 	}
-	write := func(name string) string {
-		path := filepath.Join(cdi, name)
-		if err := files.write(path, []byte(name), 0o644); err != nil {
+	files.restore(t.Context(), func(uid types.UID) bool { return uid == "uid" })
+	got, err := os.ReadFile(name)
+	if diff := cmp.Diff(string(want), string(got)); err != nil || diff != "" {
+		t.Errorf("restored CDI file: %v (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestMetadataOfUnknownClaims(t *testing.T) {
+	dir := t.TempDir()
+	files := metadataFiles{cdiDir: filepath.Join(dir, "cdi"), dataDir: filepath.Join(dir, "data")}
+	write := func(claim, content string, age time.Duration) string {
+		path := filepath.Join(files.dataDir, "dra-device-metadata", "ns_"+claim, "gpu", "metadata.json")
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, time.Time{}, time.Now().Add(-age)); err != nil {
 			t.Fatal(err)
 		}
 		return path
 	}
-	live := write(cdiPrefix + "live_gpu")
-	ended := write(cdiPrefix + "ended_gpu")
-	recent := write(cdiPrefix + "recent_gpu")
-	hour := time.Now().Add(-time.Hour)
-	if kept, _ := files.kept(ended); os.Chtimes(kept, hour, hour) != nil {
-		t.Fatal("no copy of " + ended)
+	object := func(claim string) string {
+		return fmt.Sprintf(`{"metadata": {"name": %q, "namespace": "ns", "uid": %q}, "podClaimName": "devices"}`, claim, claim)
 	}
-	if err := os.RemoveAll(cdi); err != nil {
-		t.Fatal(err)
-	}
-	files.restore(context.Background(), func(uid types.UID) bool { return uid == "live" })
-	if content, err := os.ReadFile(live); err != nil || string(content) != filepath.Base(live) {
-		t.Errorf("restored %q, %v", content, err)
-	}
-	for path, want := range map[string]bool{live: true, ended: false, recent: true} {
-		kept, _ := files.kept(path)
-		if _, err := os.Stat(kept); (err == nil) != want {
-			t.Errorf("copy %s: there: %v, want %v", kept, err == nil, want)
+	ended, recent := write("ended", object("ended"), time.Hour), write("recent", object("recent"), 0)
+	broken, live := write("broken", object("broken")[:20], time.Hour), write("live", object("live"), time.Hour)
+	files.restore(t.Context(), func(uid types.UID) bool { return uid == "live" })
+	for path, want := range map[string]bool{ended: false, recent: true, broken: true, live: true} {
+		if _, err := os.Stat(path); (err == nil) != want {
+			t.Errorf("%s: there: %v, want %v", path, err == nil, want)
 		}
 	}
-	// A file of which only the copy is left is found and removed.
-	found, err := files.glob(filepath.Join(cdi, cdiPrefix+"recent_*"))
-	if diff := cmp.Diff([]string{recent}, found); err != nil || diff != "" {
-		t.Fatalf("%v (-want +got):\n%s", err, diff)
+	restored, err := os.ReadDir(files.cdiDir)
+	if err != nil || len(restored) != 1 {
+		t.Fatalf("CDI files %v, %v, want that of the live claim", restored, err)
 	}
-	if err := files.remove(recent); err != nil {
-		t.Error(err)
-	}
-	if found, _ := files.glob(filepath.Join(cdi, cdiPrefix+"recent_*")); len(found) > 0 {
-		t.Errorf("left: %v", found)
+	content, err := os.ReadFile(filepath.Join(files.cdiDir, restored[0].Name()))
+	if err != nil || !strings.Contains(string(content), "/resourceclaimtemplates/devices/gpu/") {
+		t.Errorf("%v\n%s", err, content)
 	}
 }
 

@@ -45,10 +45,7 @@ func (p *Plugin) Start(ctx context.Context, o Options) (*kubeletplugin.Helper, e
 	if path := filepath.Join(o.DataDir, socket); len(path) > maxSocketPath {
 		return nil, fmt.Errorf("socket path %s has %d bytes, the kernel allows %d: choose a shorter kubelet directory", path, len(path), maxSocketPath)
 	}
-	metadata, err := newMetadataFiles(o.CDIDir, o.DataDir)
-	if err != nil {
-		return nil, err
-	}
+	metadata := metadataFiles{cdiDir: o.CDIDir, dataDir: o.DataDir}
 	metadata.restore(ctx, p.Claims.Known)
 	return kubeletplugin.Start(ctx, p,
 		kubeletplugin.DriverName(o.Driver),
@@ -59,6 +56,8 @@ func (p *Plugin) Start(ctx context.Context, o Options) (*kubeletplugin.Helper, e
 		kubeletplugin.RollingUpdate(o.PodUID),
 		// Claims lock themselves, one by one.
 		kubeletplugin.Serialize(false),
+		// Nothing reports health yet. The kubelet would ask, and each of its questions be logged as an error.
+		kubeletplugin.HealthService(false),
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
 		kubeletplugin.CDIDirectory(o.CDIDir),
 		kubeletplugin.MetadataFileOps(metadata.operations()),
