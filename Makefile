@@ -41,8 +41,8 @@ else
 endif
 
 .PHONY: test-vm
-test-vm: ## discovery in a QEMU guest with real PCIe switches, SR-IOV and RDMA (root, 2 minutes)
-	hack/vm/test topology
+test-vm: ## a QEMU guest with real PCIe switches, SR-IOV and RDMA: topology and kernel facts (root, 3 minutes)
+	hack/vm/test
 
 .PHONY: bench-prepare
 bench-prepare: setup ## Prepare and Unprepare against a real kube-apiserver, beside the floor
