@@ -18,15 +18,15 @@ demo: ## a two-node cluster with simulated GPUs and NICs: install, claim, look (
 	hack/demo
 
 .PHONY: test
-test: setup test-unit test-kubelet test-e2e ## everything
+test: setup test-unit test-kubelet test-e2e test-topology ## everything
 
 .PHONY: setup
 setup: ## build Kubernetes and the tools that tests need (minutes the first time)
 	@hack/setup
 
 .PHONY: test-unit
-test-unit: ## unit and integration tests, with a real kube-apiserver where it is built
-	go test -race $$(go list ./... | grep -v /e2e)
+test-unit: ## unit and integration tests, with a real kube-apiserver
+	go test -race -timeout 20m $$(go list ./... | grep -v /e2e)
 
 .PHONY: test-kubelet
 test-kubelet: ## the kubelet's own DRA manager as the client of our socket
@@ -35,9 +35,17 @@ test-kubelet: ## the kubelet's own DRA manager as the client of our socket
 .PHONY: test-e2e
 test-e2e: ## pods on a real two-node cluster
 ifeq ($(ROOT),yes)
-	TOPODRA_REQUIRE_CLUSTER=1 go test -v -timeout 20m ./e2e/...
+	TOPODRA_REQUIRE_CLUSTER=1 go test -race -v -count=1 -timeout 20m ./e2e
 else
 	@echo "SKIPPED test-e2e: starting nodes needs root"
+endif
+
+.PHONY: test-topology
+test-topology: ## discovery in a QEMU guest: what topo says equals what was wired
+ifeq ($(ROOT),yes)
+	hack/vm/test topology
+else
+	@echo "SKIPPED test-topology: building the guest needs root"
 endif
 
 .PHONY: test-vm

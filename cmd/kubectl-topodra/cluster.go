@@ -28,6 +28,8 @@ const (
 	clusterTimeout = 15 * time.Second
 )
 
+var errNoKubeconfig = errors.New("no kubeconfig: give --kubeconfig or set KUBECONFIG")
+
 // cluster says which cluster to ask, as kubectl's flags of these names do.
 type cluster struct{ kubeconfig, context, namespace string }
 
@@ -38,7 +40,7 @@ func (c cluster) client() (kubernetes.Interface, error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
 	switch {
 	case clientcmd.IsEmptyConfig(err):
-		return nil, errors.New("no kubeconfig: give --kubeconfig or set KUBECONFIG; topo without NODE needs none and shows this machine")
+		return nil, errNoKubeconfig
 	case err != nil:
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
@@ -57,6 +59,9 @@ func (n clusterNode) report(ctx context.Context) (*report.Report, []string, erro
 	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()
 	client, err := n.client()
+	if errors.Is(err, errNoKubeconfig) {
+		err = fmt.Errorf("%w; topo without NODE needs none and shows this machine", err)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
