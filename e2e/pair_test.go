@@ -29,7 +29,7 @@ func TestTour(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v:\n%s", err, text)
 	}
-	if _, err := s.Kubectl(t.Context(), "", "delete", "--wait=false", "-f", filepath.Join(s.Root, "examples")); err != nil {
+	if _, err := s.Kubectl(t.Context(), "", "delete", "--ignore-not-found", "--wait=false", "-f", filepath.Join(s.Root, "examples")); err != nil {
 		t.Error(err)
 	}
 	(&space{s.Cluster, metav1.NamespaceDefault}).deleteAll(t.Context(), t)

@@ -20,27 +20,34 @@ type Pair struct {
 // Distance is the class of the way between the two, as the record has it.
 func (p Pair) Distance() string { return p.NIC.Distances[p.GPU.Name] }
 
-// Pairs returns the GPUs and NICs of a record in the order of their requests: gpu and nic, or gpu-0, nic-0, gpu-1 and so on.
+// Pairs returns the GPUs of a record, each with every NIC that belongs to it: those of its pair device, or that of the request
+// beside its own (gpu and nic, gpu-0 and nic-0).
 func Pairs(placement v1alpha1.Placement) ([]Pair, error) {
 	var pairs []Pair
 	for _, claim := range placement.Claims {
-		byRequest := map[string]v1alpha1.DevicePlacement{}
-		for _, device := range claim.Devices {
-			byRequest[device.Request] = device
-		}
-		for _, device := range claim.Devices {
-			suffix, isGPU := strings.CutPrefix(device.Request, "gpu")
-			if !isGPU {
+		for _, gpu := range claim.Devices {
+			if gpu.Type != v1alpha1.GPUKind {
 				continue
 			}
-			nic, ok := byRequest["nic"+suffix]
-			if !ok {
-				return nil, fmt.Errorf("claim %s has no NIC for request %s", claim.Name, device.Request)
+			found := false
+			for _, nic := range claim.Devices {
+				if nic.Type == v1alpha1.NICKind && belongs(nic, gpu) {
+					pairs, found = append(pairs, Pair{GPU: gpu, NIC: nic}), true
+				}
 			}
-			pairs = append(pairs, Pair{GPU: device, NIC: nic})
+			if !found {
+				return nil, fmt.Errorf("claim %s has no NIC for %s", claim.Name, gpu.Name)
+			}
 		}
 	}
 	return pairs, nil
+}
+
+func belongs(nic, gpu v1alpha1.DevicePlacement) bool {
+	if gpu.Pair != "" {
+		return nic.Pair == gpu.Pair
+	}
+	return strings.TrimPrefix(nic.Request, "nic") == strings.TrimPrefix(gpu.Request, "gpu")
 }
 
 // Machine is a machine of testdata/machines, with what is known about it from other sources than this driver.

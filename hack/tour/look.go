@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"os/exec"
 	"path"
 	"slices"
 	"strconv"
@@ -38,13 +40,13 @@ func (t *tour) slices(ctx context.Context) error {
 
 	t.section("   GPUs and NICs that are as near to each other as their machine allows",
 		"The nodes are SIMULATED, and their slices say so: each shows a machine whose facts were published by somebody who has one.")
-	rows := [][]string{{"NODE", "MACHINE", "AFFINITY GROUP", "GPUS", "NICS (RDMA DEVICE)"}}
+	rows := [][]string{{"NODE", "MACHINE", "AFFINITY GROUP", "GPUS", "NICS (RDMA DEVICE)", "PAIRS"}}
 	for _, node := range t.nodes {
 		devices, err := t.cluster.Devices(ctx, node)
 		if err != nil {
 			return err
 		}
-		gpus, nics := map[string][]string{}, map[string][]string{}
+		gpus, nics, pairs := map[string][]string{}, map[string][]string{}, map[string]int{}
 		for _, name := range slices.Sorted(maps.Keys(devices)) {
 			device := devices[name]
 			group, address := kube.Attribute(device, "affinityGroup"), kube.Attribute(device, "resource.kubernetes.io/pciBusID")
@@ -54,6 +56,7 @@ func (t *tour) slices(ctx context.Context) error {
 			case "nic":
 				nics[group] = append(nics[group], address+" ("+kube.Attribute(device, "rdmaDevice")+")")
 			case "pair": // a GPU with its NICs as one device: the same hardware once more
+				pairs[group]++
 			default:
 				t.check(fmt.Errorf("device %s of %s is of type %q", name, node, kind))
 			}
@@ -67,11 +70,32 @@ func (t *tour) slices(ctx context.Context) error {
 				first = []string{node, t.machines[node].Slug}
 			}
 			want(t.printer, "a group without NICs", len(nics[group]) == 0, false)
-			rows = append(rows, append(first, group, strings.Join(gpus[group], ", "), strings.Join(nics[group], ", ")))
+			want(t.printer, "number of pairs in "+group, pairs[group], len(gpus[group]))
+			rows = append(rows, append(first, group, strings.Join(gpus[group], ", "), strings.Join(nics[group], ", "), strconv.Itoa(pairs[group])))
 		}
 	}
 	t.table(rows)
 	t.note("zoordma: the publisher of that machine did not print the names of its RDMA devices.")
+	return nil
+}
+
+// topo shows a node as its agent sees it.
+func (t *tour) topo(ctx context.Context) error {
+	node := t.nodes[len(t.nodes)-1]
+	t.section("   A node as its agent sees it")
+	t.command("kubectl topodra topo %s", node)
+	command := exec.CommandContext(ctx, "go", "run", "./cmd/kubectl-topodra", "topo", node)
+	command.Dir, command.Env = t.cluster.Root, append(os.Environ(), "CGO_ENABLED=0")
+	var stdout, stderr strings.Builder
+	command.Stdout, command.Stderr = &stdout, &stderr
+	if err := command.Run(); err != nil {
+		return fmt.Errorf("kubectl topodra topo %s: %w: %s", node, err, stderr.String())
+	}
+	t.lines(stdout.String())
+	want(t.printer, "notes of topo", stderr.String(), "")
+	for _, gpu := range t.machines[node].GPUs {
+		want(t.printer, "GPU "+gpu.Address+" in topo", strings.Contains(stdout.String(), gpu.Address), true)
+	}
 	return nil
 }
 
@@ -202,9 +226,9 @@ func (t *tour) record(ctx context.Context) error {
 			allocated = append(allocated, result.Device)
 		}
 		for _, device := range claim.Devices {
-			recorded = append(recorded, device.Name)
+			recorded = append(recorded, cmp.Or(device.Pair, device.Name))
 		}
-		want(t.printer, "devices in the record", strings.Join(recorded, " "), strings.Join(allocated, " "))
+		want(t.printer, "devices in the record", strings.Join(slices.Compact(recorded), " "), strings.Join(allocated, " "))
 	}
 	return nil
 }
@@ -213,7 +237,7 @@ func (t *tour) record(ctx context.Context) error {
 func (t *tour) metadata(ctx context.Context) error {
 	pod := t.pods[0]
 	dir := "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/" + pod.Spec.ResourceClaims[0].Name
-	file := dir + "/nic/topodra.dev-metadata.json"
+	file := dir + "/accel/topodra.dev-metadata.json"
 	t.section("6. What an application reads: a file with the attributes of each device")
 	t.command("kubectl exec %s -- cat %s", pod.Name, file)
 	text, err := t.cluster.Exec(ctx, &pod.Pod, pod.Spec.Containers[0].Name, "cat", file)
@@ -247,10 +271,11 @@ func (t *tour) metadata(ctx context.Context) error {
 		rows = append(rows, row)
 	}
 	t.table(rows)
-	nic := pod.pairs[0].NIC
-	want(t.printer, "PCI address in the file", found["resource.kubernetes.io/pciBusID"], nic.PCIAddress)
-	want(t.printer, "RDMA device in the file", found["topodra.dev/rdmaDevice"], nic.RDMADevice)
-	want(t.printer, "affinity group in the file", found["topodra.dev/affinityGroup"], nic.AffinityGroup)
+	pair := pod.pairs[0]
+	want(t.printer, "GPU in the file", found["topodra.dev/gpuBusID"], pair.GPU.PCIAddress)
+	want(t.printer, "NICs in the file", found["topodra.dev/nics"], pair.NIC.PCIAddress)
+	want(t.printer, "distance in the file", found["topodra.dev/distance"], pair.Distance())
+	want(t.printer, "affinity group in the file", found["topodra.dev/affinityGroup"], pair.NIC.AffinityGroup)
 	return nil
 }
 

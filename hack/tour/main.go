@@ -23,8 +23,10 @@ import (
 	"github.com/topodra/topodra/e2e/kube"
 )
 
+// examples are the manifests that the tour applies.
+var examples = []string{"examples/pair.yaml", "examples/two-pairs.yaml"}
+
 const (
-	examples = "examples/"
 	// startLimit is generous: pods of the examples take 2 s on an idle machine.
 	startLimit = 60 * time.Second
 )
@@ -68,7 +70,7 @@ func run(p *printer, args []string) error {
 		}
 		t.nodes = append(t.nodes, node)
 	}
-	for _, step := range []func(context.Context) error{t.slices, t.apply, t.container, t.labels, t.record, t.metadata} {
+	for _, step := range []func(context.Context) error{t.slices, t.topo, t.apply, t.container, t.labels, t.record, t.metadata} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -80,12 +82,34 @@ func run(p *printer, args []string) error {
 	return nil
 }
 
+// showRequests prints what a template of a manifest asks for.
+func (t *tour) showRequests(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	_, requests, _ := strings.Cut(string(text), "      requests:\n")
+	requests, _, ok := strings.Cut(requests, "---\n")
+	if !ok {
+		return fmt.Errorf("%s has no requests", file)
+	}
+	t.lines("requests:\n" + strings.ReplaceAll("\n"+requests, "\n      ", "\n")[1:])
+	return nil
+}
+
 // apply applies the examples and shows which devices each pod got.
 func (t *tour) apply(ctx context.Context) error {
 	t.section("2. One claim template, two machines",
-		"The template asks for a GPU and a NIC with one value of topodra.dev/affinityGroup. It names no address and no machine.")
-	t.command("kubectl apply -f %s", examples)
-	text, err := t.cluster.Kubectl(ctx, "", "apply", "-f", examples)
+		"A pair is one GPU with the NICs nearest to it. The template asks for one, and names no address and no machine.")
+	if err := t.showRequests(examples[0]); err != nil {
+		return err
+	}
+	t.command("kubectl apply -f %s", strings.Join(examples, " -f "))
+	args := []string{"apply"}
+	for _, file := range examples {
+		args = append(args, "-f", file)
+	}
+	text, err := t.cluster.Kubectl(ctx, "", args...)
 	if err != nil {
 		return err
 	}
