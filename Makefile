@@ -57,8 +57,13 @@ bench-prepare: setup ## Prepare and Unprepare against a real kube-apiserver, bes
 	go test ./test/bench -run '^$$' -bench '^BenchmarkPrepare$$' -benchtime 1x -timeout 20m
 
 .PHONY: bench-allocation
-bench-allocation: ## the scheduler's allocator: pairs beside claims with constraints
+bench-allocation: ## the scheduler's allocator, then the real scheduler: pairs beside claims with constraints
 	go run ./test/bench/allocation
+ifeq ($(ROOT),yes)
+	test/bench/allocation/cluster/run
+else
+	@echo "SKIPPED the real scheduler: starting a cluster needs root"
+endif
 
 .PHONY: bench-topology
 bench-topology: ## discovery and topology of the largest machine

@@ -57,6 +57,7 @@ func command() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(topoCommand())
+	root.AddCommand(templateCommand())
 	return root
 }
 
