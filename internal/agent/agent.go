@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
 	"github.com/topodra/topodra/api/v1alpha1"
@@ -58,7 +60,7 @@ type Agent struct {
 
 	view      atomic.Pointer[view]
 	published atomic.Bool
-	ready     func() bool // registered with the kubelet
+	helper    atomic.Pointer[kubeletplugin.Helper]
 }
 
 // New reads configuration and wires the parts; it changes nothing on the node.
@@ -75,7 +77,6 @@ func New(o Options) (*Agent, error) {
 		Options: o,
 		metrics: metrics.New(),
 		nodes:   keys.NewNodeCache(o.KubeClient, o.NodeName),
-		ready:   func() bool { return false },
 	}
 	a.watcher = &watcher{
 		machine: o.Machine, policy: rules, metrics: a.metrics, changed: a.changed, events: make(chan struct{}, 1),
@@ -152,10 +153,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer helper.Stop()
-	a.ready = func() bool {
-		status := helper.RegistrationStatus()
-		return status != nil && status.PluginRegistered
-	}
+	a.helper.Store(helper)
 
 	a.watcher.askCounters(ctx)
 	first := a.watcher.scan(ctx)
@@ -169,7 +167,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 	defer publisher.Stop()
 	a.watcher.publisher = publisher
-	a.published.Store(true)
+	go a.waitPublished(ctx)
 	a.watcher.run(ctx)
 	return nil
 }
@@ -190,6 +188,36 @@ func (a *Agent) startPublisher(ctx context.Context, v *view) (*slices.Publisher,
 		a.metrics.Published(v.counts(), v.excluded(), metav1.Now().Time)
 	}
 	return publisher, err
+}
+
+// registered tells whether the kubelet knows this plugin.
+func (a *Agent) registered() bool {
+	helper := a.helper.Load()
+	if helper == nil {
+		return false
+	}
+	status := helper.RegistrationStatus()
+	return status != nil && status.PluginRegistered
+}
+
+// waitPublished makes the agent ready once the API server has a complete pool of
+// this node: an agent whose slices are refused must not take the place of one
+// whose slices are there. It asks at growing intervals, and not at all afterwards.
+func (a *Agent) waitPublished(ctx context.Context) {
+	for pause := 100 * time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 10*time.Second) {
+		stored, err := slices.Stored(ctx, a.KubeClient, a.NodeName)
+		if stored {
+			a.published.Store(true)
+			return
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Not ready yet")
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
 }
 
 // changed takes over a newer view.

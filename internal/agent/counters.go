@@ -24,8 +24,12 @@ type countersQuestion struct {
 	node   string
 	events record.EventRecorder
 
-	missing bool
+	answered bool // asked with success since the last doubt
+	missing  bool
 }
+
+// askAgain is the pause after a question that was not answered.
+const askAgain = 10 * time.Second
 
 // newEvents returns a recorder of events on the node object.
 func newEvents(client kubernetes.Interface, node string) record.EventRecorder {
@@ -37,7 +41,8 @@ func newEvents(client kubernetes.Interface, node string) record.EventRecorder {
 // publish says what to publish on this cluster now.
 func (w *watcher) publish() nodeslices.Options {
 	o := w.policy.Publish
-	o.NoCounters = w.counters.missing
+	// Without an answer the safe side: GPUs and NICs without pairs.
+	o.NoCounters = w.counters.missing || !w.counters.answered
 	return o
 }
 
@@ -49,16 +54,21 @@ func (w *watcher) askCounters(ctx context.Context) {
 	if !slices.Contains(w.policy.Publish.Kinds, v1alpha1.PairKind) {
 		return
 	}
-	if w.last != nil && !c.missing && !w.droppedFields.Swap(false) {
+	if w.droppedFields.Swap(false) {
+		c.answered = false
+	}
+	if c.answered && !c.missing {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	stored, err := nodeslices.CountersStored(ctx, c.client, c.node)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Going on as before", "withoutCounters", c.missing)
+		klog.FromContext(ctx).Error(err, "Until this is answered, pairs are not published beside their parts", "askingAgainAfter", askAgain)
+		time.AfterFunc(askAgain, w.wake)
 		return
 	}
+	c.answered = true
 	if stored == !c.missing {
 		return
 	}

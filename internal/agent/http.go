@@ -31,7 +31,7 @@ func (a *Agent) startHTTP(ctx context.Context) (*httpServer, error) {
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		switch {
-		case !a.ready():
+		case !a.registered():
 			http.Error(w, "not registered with the kubelet yet", http.StatusServiceUnavailable)
 		case !a.published.Load():
 			http.Error(w, "no ResourceSlices published yet", http.StatusServiceUnavailable)

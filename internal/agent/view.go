@@ -2,8 +2,6 @@ package agent
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"sync/atomic"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -67,6 +65,7 @@ func (v *view) gpu(g gpu.GPU, placed topology.GPU) claims.Device {
 func (v *view) nic(addr pci.Address) claims.Device {
 	n, _ := v.snapshot.NIC(addr)
 	placed, _ := v.topology.NIC(addr)
+	n.RDMA = placed.RDMA
 	distances := map[pci.Address]string{}
 	for _, g := range v.snapshot.GPUs {
 		if class := v.topology.Distance(g.Address, addr); class != topology.Unknown {
@@ -128,21 +127,41 @@ func (i inventory) Device(name string) (claims.Device, error) {
 // whyGone says what became of a device that is not published.
 func (v *view) whyGone(name string) string {
 	for _, n := range v.topology.NICs {
-		if nodeslices.NICName(n.Address) == name && !n.Published {
-			return n.Reason
+		if nodeslices.NICName(n.Address) != name {
+			continue
+		}
+		if n.Published {
+			return notConfigured
+		}
+		return n.Reason
+	}
+	for _, g := range v.topology.GPUs {
+		switch name {
+		case nodeslices.GPUName(g.Address):
+			return notConfigured
+		case nodeslices.PairName(g.Address):
+			if g.NoPair != "" {
+				return g.NoPair
+			}
+			return notConfigured
 		}
 	}
-	name = strings.Replace(name, "pair-", "gpu-", 1)
-	present := slices.ContainsFunc(v.snapshot.NICs, func(n machine.NIC) bool { return nodeslices.NICName(n.Address) == name })
 	for addr := range v.snapshot.PCI.Functions {
-		present = present || nodeslices.GPUName(addr) == name
+		if name == nodeslices.GPUName(addr) || name == nodeslices.PairName(addr) {
+			return "its PCI function is there, but NVML does not list it" + v.missing(machine.PartNVML)
+		}
 	}
-	switch {
-	case present && len(v.snapshot.Missing) > 0:
-		return v.snapshot.Missing[0].Reason
-	case present:
-		return "its PCI function is there, but NVML does not list it"
-	default:
-		return "its PCI function has gone; delete the pod to have another device allocated"
+	return "its PCI function has gone; delete the pod to have another device allocated"
+}
+
+const notConfigured = "the driver's configuration, or what this cluster can count, no longer lets it be published beside the others; " +
+	"delete the pod to have another device allocated"
+
+func (v *view) missing(part machine.Part) string {
+	for _, m := range v.snapshot.Missing {
+		if m.Part == part {
+			return ": " + m.Reason
+		}
 	}
+	return ""
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/topodra/topodra/internal/machine"
 	"github.com/topodra/topodra/internal/metrics"
+	"github.com/topodra/topodra/internal/netdev"
 	"github.com/topodra/topodra/internal/policy"
 	nodeslices "github.com/topodra/topodra/internal/slices"
 	"github.com/topodra/topodra/internal/uevent"
@@ -65,6 +66,11 @@ func (w *watcher) run(ctx context.Context) {
 				klog.FromContext(ctx).Error(err, "Device changes are noticed by the slow rescan only", "interval", safetyInterval)
 			}
 		}()
+		go func() {
+			if err := netdev.Watch(ctx, w.wake); err != nil {
+				klog.FromContext(ctx).Error(err, "Changes of the uplink and of addresses are noticed by the slow rescan only", "interval", safetyInterval)
+			}
+		}()
 	}
 	retry := retryInterval
 	for {
@@ -106,8 +112,8 @@ func settle(ctx context.Context, events <-chan struct{}) bool {
 }
 
 // concerns tells whether an event can change what a scan sees. Virtual network
-// interfaces come and go with every pod; only hardware and bonds matter. The zero
-// event says that events were lost.
+// interfaces come and go with every pod; what matters of bonds, routes and addresses
+// comes over netlink (netdev.Watch). The zero event says that events were lost.
 func concerns(e uevent.Event) bool {
 	switch e.Subsystem {
 	case "", "pci", "infiniband", "infiniband_verbs", "infiniband_mad", "auxiliary":

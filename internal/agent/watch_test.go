@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/gpu"
@@ -47,6 +52,7 @@ func newWatcher(t *testing.T) (w *watcher, root string, gpus *gpuList) {
 	w = &watcher{
 		machine: Machine{Scanner: &machine.Scanner{Sysfs: sysfs.Dir(root), GPUs: gpus}},
 		policy:  rules, metrics: metrics.New(), events: make(chan struct{}, 1),
+		counters: countersQuestion{answered: true},
 	}
 	return w, root, gpus
 }
@@ -99,6 +105,44 @@ func TestViewFollowsTheMachine(t *testing.T) {
 	}
 }
 
+// As long as nobody could tell whether the cluster counts, a pair and its parts are
+// not offered side by side.
+func TestUnansweredQuestion(t *testing.T) {
+	w, _, _ := newWatcher(t)
+	client := fake.NewClientset()
+	fail := true
+	client.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if fail {
+			return true, nil, errors.New("webhook does not support dry run")
+		}
+		return true, action.(clienttesting.CreateAction).GetObject(), nil
+	})
+	w.counters = countersQuestion{client: client, node: "node-1", events: record.NewFakeRecorder(10)}
+	parts := []string{"gpu-0000-13-00-0", "nic-0000-14-00-0"}
+	w.askCounters(t.Context())
+	if diff := cmp.Diff(parts, names(w.scan(t.Context()))); diff != "" {
+		t.Errorf("without an answer (-want +got):\n%s", diff)
+	}
+	fail = false
+	w.askCounters(t.Context())
+	all := append([]string{"pair-0000-13-00-0"}, parts...)
+	if diff := cmp.Diff(all, names(w.scan(t.Context()))); diff != "" {
+		t.Errorf("with the answer yes (-want +got):\n%s", diff)
+	}
+	// Dropped fields raise the question again, and a failure does not lose it.
+	w.droppedFields.Store(true)
+	fail = true
+	w.askCounters(t.Context())
+	if diff := cmp.Diff(parts, names(w.scan(t.Context()))); diff != "" {
+		t.Errorf("in doubt (-want +got):\n%s", diff)
+	}
+	fail = false
+	w.askCounters(t.Context())
+	if diff := cmp.Diff(all, names(w.scan(t.Context()))); diff != "" {
+		t.Errorf("after the doubt (-want +got):\n%s", diff)
+	}
+}
+
 // A claim for a device that is not there (any more) is told what became of it.
 func TestInventory(t *testing.T) {
 	w, _, gpus := newWatcher(t)
@@ -121,6 +165,11 @@ func TestInventory(t *testing.T) {
 		t.Errorf("distance %q, want PIX", got)
 	}
 	says("gpu-0000-99-00-0", "its PCI function has gone")
+	w.policy.Publish.Kinds = []v1alpha1.DeviceKind{v1alpha1.PairKind}
+	current.Store(w.scan(t.Context()))
+	says("nic-0000-14-00-0", "the driver's configuration")
+	says("gpu-0000-13-00-0", "the driver's configuration")
+	w.policy.Publish.Kinds = v1alpha1.DeviceKinds
 
 	gpus.list = nil
 	current.Store(w.scan(t.Context()))

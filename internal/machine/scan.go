@@ -35,6 +35,7 @@ type Scanner struct {
 
 	pci   *pci.Reader
 	rates map[portKey]int // of ports when they were active last, Gbit/s
+	links []netdev.Link   // when netlink answered last
 }
 
 type portKey struct {
@@ -62,8 +63,15 @@ func (s *Scanner) Scan(ctx context.Context) *Snapshot {
 
 	snap.Links, errs = netdev.Read(s.Sysfs)
 	if s.Host != nil {
-		var err error
-		if snap.Links, err = s.Host(snap.Links); err != nil {
+		links, err := s.Host(snap.Links)
+		switch {
+		case err == nil:
+			snap.Links, s.links = links, links
+		case s.links != nil: // better old than without the uplink
+			snap.Links = s.links
+			errs = append(errs, err)
+		default:
+			snap.UplinkUnknown = true
 			errs = append(errs, err)
 		}
 	}

@@ -106,6 +106,33 @@ func TestScanWithoutParts(t *testing.T) {
 	}
 }
 
+// Without netlink nobody knows the uplink: the links of the last answer are used, or
+// none may be handed out.
+func TestScanWithoutNetlink(t *testing.T) {
+	l := layout.Layout{}
+	l.PCI("pci0000:10/0000:10:01.0", layout.Layout{"class": "0x020000"})
+	l.Class("net", "pci0000:10/0000:10:01.0", "eth0", layout.Layout{"mtu": "1500"})
+	broken := true
+	scanner := &Scanner{Sysfs: sysfs.Dir(l.Write(t)), Host: func(links []netdev.Link) ([]netdev.Link, error) {
+		if broken {
+			return nil, errors.New("dump interrupted")
+		}
+		links[0].DefaultRoute = true
+		return links, nil
+	}}
+	if s := scanner.Scan(t.Context()); !s.UplinkUnknown || len(s.Missing) != 1 {
+		t.Errorf("never answered: uplink unknown %t, missing %v", s.UplinkUnknown, s.Missing)
+	}
+	broken = false
+	if s := scanner.Scan(t.Context()); s.UplinkUnknown || !s.NICs[0].Links[0].DefaultRoute {
+		t.Errorf("answered: uplink unknown %t, links %+v", s.UplinkUnknown, s.Links)
+	}
+	broken = true
+	if s := scanner.Scan(t.Context()); s.UplinkUnknown || !s.NICs[0].Links[0].DefaultRoute || len(s.Missing) != 1 {
+		t.Errorf("not answered again: uplink unknown %t, links %+v, missing %v", s.UplinkUnknown, s.Links, s.Missing)
+	}
+}
+
 // A port that goes down shows another rate; what is published must not follow.
 func TestRateIsKept(t *testing.T) {
 	const nic = "pci0000:10/0000:10:01.0"

@@ -29,6 +29,10 @@ type Snapshot struct {
 	// Links are the host's network interfaces, with and without hardware.
 	Links []netdev.Link
 
+	// UplinkUnknown says that nobody could tell which interfaces carry the node's
+	// own traffic.
+	UplinkUnknown bool
+
 	// Missing names the parts that could not be read, with the reason. The
 	// rest of the snapshot is valid without them.
 	Missing []Missing

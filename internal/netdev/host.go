@@ -12,10 +12,13 @@ import (
 // Host completes the links of sysfs with what this network namespace's kernel
 // says over netlink: kind, master, lower interface, addresses and which ones
 // carry a default route. Interfaces that sysfs lacks are added.
+//
+// On an error the links are not complete and must not be used to tell which
+// interfaces carry the node's own traffic.
 func Host(links []Link) ([]Link, error) {
-	found, err := netlink.LinkList()
+	found, err := whole(netlink.LinkList)
 	if err != nil {
-		return links, fmt.Errorf("list links over netlink: %w", err)
+		return nil, fmt.Errorf("list links over netlink: %w", err)
 	}
 	h := &host{byName: map[string]*Link{}, nameOf: map[int]string{}}
 	for i := range links {
@@ -27,11 +30,27 @@ func Host(links []Link) ([]Link, error) {
 	for _, l := range found {
 		h.merge(l)
 	}
-	err = errors.Join(h.addresses(), h.defaultRoutes())
+	if err := errors.Join(h.addresses(), h.defaultRoutes()); err != nil {
+		return nil, err
+	}
 	for _, l := range h.added {
 		links = append(links, *l)
 	}
-	return links, err
+	return links, nil
+}
+
+// dumpTries bounds how often a list is asked for that changes while it is read.
+const dumpTries = 10
+
+// whole repeats a dump until nothing changed during it: an interrupted one has an
+// error and only a part of the list (NLM_F_DUMP_INTR).
+func whole[T any](dump func() ([]T, error)) (list []T, err error) {
+	for range dumpTries {
+		if list, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return list, err
 }
 
 type host struct {
@@ -63,7 +82,7 @@ func (h *host) merge(l netlink.Link) {
 }
 
 func (h *host) addresses() error {
-	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	addrs, err := whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses over netlink: %w", err)
 	}
@@ -82,15 +101,13 @@ func (h *host) addresses() error {
 // defaultRoutes marks the interfaces of every default route, each next hop of a
 // multipath route included.
 func (h *host) defaultRoutes() error {
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	routes, err := whole(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list routes over netlink: %w", err)
 	}
 	for _, r := range routes {
-		if r.Dst != nil {
-			if ones, _ := r.Dst.Mask.Size(); ones != 0 || !r.Dst.IP.IsUnspecified() {
-				continue
-			}
+		if !isDefault(r) {
+			continue
 		}
 		h.markDefault(r.LinkIndex)
 		for _, hop := range r.MultiPath {
@@ -98,6 +115,14 @@ func (h *host) defaultRoutes() error {
 		}
 	}
 	return nil
+}
+
+func isDefault(r netlink.Route) bool {
+	if r.Dst == nil {
+		return true
+	}
+	ones, _ := r.Dst.Mask.Size()
+	return ones == 0 && r.Dst.IP.IsUnspecified()
 }
 
 func (h *host) markDefault(index int) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -116,12 +117,15 @@ func (p *Plugin) applyKeys(ctx context.Context, prepared []claims.Prepared, faul
 	}
 }
 
+// keysFault is the fault of a claim whose pods could not be written. One of several
+// pods may be gone, or be refused because it is not bound to this node yet: the
+// scheduler reserves a claim for a pod before it binds the pod.
 func keysFault(pods []v1alpha1.PodRef, failed map[types.UID]error) error {
 	var gone, other []error
 	for _, pod := range pods {
 		switch err := failed[pod.UID]; {
 		case err == nil:
-		case errors.Is(err, keys.ErrPodGone):
+		case errors.Is(err, keys.ErrPodGone), len(pods) > 1 && apierrors.IsForbidden(err):
 			gone = append(gone, err)
 		default:
 			other = append(other, err)

@@ -109,6 +109,7 @@ func (b *builder) gpu(g topology.GPU) {
 
 func (b *builder) nic(n topology.NIC) {
 	facts, _ := b.s.NIC(n.Address)
+	facts.RDMA = n.RDMA
 	d := nicDevice(b.s, facts, n)
 	b.counters.single(&d, n.Address, b.counters.sharing)
 	b.inventory.Devices = append(b.inventory.Devices, d)

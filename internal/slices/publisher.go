@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -78,4 +80,27 @@ func (p *Publisher) Stop() { p.controller.Stop() }
 
 func resources(node string, pool resourceslice.Pool) *resourceslice.DriverResources {
 	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: pool}}
+}
+
+// Stored tells whether the API server has a complete pool of a node: every slice
+// of one generation.
+func Stored(ctx context.Context, client kubernetes.Interface, node string) (bool, error) {
+	list, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
+		FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + node + "," + resourceapi.ResourceSliceSelectorDriver + "=" + v1alpha1.Group,
+	})
+	if err != nil {
+		return false, fmt.Errorf("list ResourceSlices of node %s: %w", node, err)
+	}
+	var newest, count, want int64
+	for _, s := range list.Items {
+		pool := s.Spec.Pool
+		if pool.Generation > newest {
+			newest, count = pool.Generation, 0
+		}
+		if pool.Generation == newest {
+			count++
+			want = pool.ResourceSliceCount
+		}
+	}
+	return count > 0 && count == want, nil
 }

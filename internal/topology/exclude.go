@@ -22,6 +22,8 @@ func exclusions(s *machine.Snapshot, c Config) map[pci.Address]string {
 		// user guide).
 		case fn != nil && fn.VPD.Mentions("SW_MNG"):
 			reasons[n.Address] = "NVLink management: its VPD says SW_MNG"
+		case s.UplinkUnknown && len(n.Links) > 0:
+			reasons[n.Address] = "it could be the uplink: netlink does not tell which interface has the default route"
 		case c.Excluded[n.Address] != "":
 			reasons[n.Address] = c.Excluded[n.Address]
 		case len(n.Links) == 0 && !hasRDMA(s, n, c):

@@ -5,6 +5,7 @@ import (
 
 	"github.com/topodra/topodra/internal/machine"
 	"github.com/topodra/topodra/internal/pci"
+	"github.com/topodra/topodra/internal/rdma"
 )
 
 // Config is what the administrator says about a machine beyond what it shows.
@@ -62,7 +63,9 @@ type NIC struct {
 	Reason    string
 	// Fabric NICs are published and have an RDMA device: they count as near.
 	Fabric bool
-	// Software tells that the RDMA device is not the function's own.
+	// RDMA is the RDMA device that the NIC offers: its own or, where that is
+	// allowed, a software device on one of its interfaces (Software).
+	RDMA     *rdma.Device
 	Software bool
 	// Group is the affinity group; empty when no GPU has this NIC as a nearest one.
 	Group string
@@ -79,13 +82,14 @@ func Compute(s *machine.Snapshot, c Config) *Topology {
 	cards := cards(s)
 	reasons := exclusions(s, c)
 	for _, n := range s.NICs {
-		_, software := rdmaOf(s, n, c)
+		device, software := rdmaOf(s, n, c)
 		reason := reasons[n.Address]
 		t.NICs = append(t.NICs, NIC{
 			Address:   n.Address,
 			Published: reason == "",
 			Reason:    reason,
-			Fabric:    reason == "" && hasRDMA(s, n, c),
+			Fabric:    reason == "" && device != nil,
+			RDMA:      device,
 			Software:  software,
 			Card:      cards[n.Address],
 		})

@@ -265,6 +265,17 @@ func TestExclusions(t *testing.T) {
 	}
 }
 
+// Where nobody can tell the uplink, no interface may be taken away.
+func TestUplinkUnknown(t *testing.T) {
+	b := newBuilder()
+	b.nic("pci0000:00/0000:00:05.0", 0)
+	b.UplinkUnknown = true
+	topo := Compute(&b.Snapshot, Config{})
+	if topo.NICs[0].Published || !strings.Contains(topo.NICs[0].Reason, "could be the uplink") {
+		t.Errorf("%+v", topo.NICs[0])
+	}
+}
+
 func TestSoftwareRDMA(t *testing.T) {
 	b := newBuilder()
 	n := b.nic("pci0000:00/0000:00:05.0", 0)
@@ -272,7 +283,7 @@ func TestSoftwareRDMA(t *testing.T) {
 	b.SoftwareRDMA = []rdma.Device{{Name: "rxe0", Netdev: n.IfName()}}
 	for _, allow := range []bool{false, true} {
 		topo := Compute(&b.Snapshot, Config{AllowSoftwareRDMA: allow})
-		if topo.NICs[0].Fabric != allow || topo.NICs[0].Software != allow {
+		if topo.NICs[0].Fabric != allow || topo.NICs[0].Software != allow || (topo.NICs[0].RDMA != nil) != allow {
 			t.Errorf("allowed %v: %+v", allow, topo.NICs[0])
 		}
 	}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -23,7 +24,7 @@ const unbound = "this one is bound to no node"
 func slice(name, node, driver string) *resourceapi.ResourceSlice {
 	s := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	s.Spec.Driver = driver
-	s.Spec.Pool = resourceapi.ResourcePool{Name: "pool", Generation: 1, ResourceSliceCount: 1}
+	s.Spec.Pool = resourceapi.ResourcePool{Name: cmp.Or(node, "pool"), Generation: 1, ResourceSliceCount: 1}
 	if node == "" {
 		all := true
 		s.Spec.AllNodes = &all

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -60,4 +61,18 @@ func TestSlices(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A slice of its own node in another node's pool would speak for that node's devices.
+func TestOwnPoolOnly(t *testing.T) {
+	c := sharedCluster(t)
+	slices := c.as(ownNode).ResourceV1().ResourceSlices()
+	for pool, allowed := range map[string]bool{ownNode: true, ownNode + "/probe": true, otherNode: false, ownNode + "/other": false} {
+		s := slice("", ownNode, driver)
+		s.GenerateName, s.Spec.Pool.Name = "pool-", pool
+		_, err := slices.Create(t.Context(), s, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if allowed != (err == nil) || (err != nil && !strings.Contains(err.Error(), "pool "+pool)) {
+			t.Errorf("pool %s: %v, want allowed %t", pool, err, allowed)
+		}
+	}
 }
