@@ -33,7 +33,7 @@ func Watch(ctx context.Context, changed func()) error {
 	}
 	w := watch{masters: map[int]int{}, ofPods: map[int]bool{}}
 	for {
-		relevant := false
+		var relevant bool
 		select {
 		case <-ctx.Done():
 			return nil

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -18,7 +19,7 @@ func untar(t *testing.T, content []byte) (map[string][]byte, map[string]*tar.Hea
 	r := tar.NewReader(bytes.NewReader(content))
 	for {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return files, headers
 		}
 		if err != nil {
