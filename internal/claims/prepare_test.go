@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,30 +21,17 @@ import (
 
 	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/cdi"
+	"github.com/topodra/topodra/internal/testing/golden"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
-
-func golden(t *testing.T, name string, compact []byte) {
+func expectJSON(t *testing.T, name string, compact []byte) {
 	t.Helper()
 	var got bytes.Buffer
 	if err := json.Indent(&got, compact, "", "  "); err != nil {
 		t.Fatalf("%v in %q", err, compact)
 	}
 	got.WriteByte('\n')
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got.String()); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	golden.Expect(t, filepath.Join("testdata", name), got.String())
 }
 
 func TestCDIFile(t *testing.T) {
@@ -66,7 +52,7 @@ func TestCDIFile(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			golden(t, name+".cdi.json", content)
+			expectJSON(t, name+".cdi.json", content)
 			seen := map[string]bool{}
 			for _, d := range p.Devices {
 				if seen[d.CDIDeviceIDs[0]] {

@@ -25,19 +25,27 @@ func inNetns(t *testing.T) {
 	}
 }
 
-func TestHost(t *testing.T) {
-	inNetns(t)
-	must := func(err error) {
+// links gives what the tests say of links: must ends the test on an
+// error, link finds one by name.
+func links(t *testing.T) (must func(error), link func(string) netlink.Link) {
+	must = func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	link := func(name string) netlink.Link {
+	link = func(name string) netlink.Link {
+		t.Helper()
 		l, err := netlink.LinkByName(name)
 		must(err)
 		return l
 	}
+	return must, link
+}
+
+func TestHost(t *testing.T) {
+	inNetns(t)
+	must, link := links(t)
 	must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "peer0"}))
 	must(netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}))
 	must(netlink.LinkSetMaster(link("up0"), link("br0")))

@@ -36,17 +36,7 @@ func TestWatch(t *testing.T) {
 	if err := <-ready; err != nil {
 		t.Fatal(err)
 	}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	link := func(name string) netlink.Link {
-		l, err := netlink.LinkByName(name)
-		must(err)
-		return l
-	}
+	must, link := links(t)
 	// until repeats a change until it is noticed: the watch may just have begun.
 	until := func(what string, do, undo func()) {
 		t.Helper()

@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
-	"flag"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,14 +17,13 @@ import (
 	"github.com/topodra/topodra/internal/pci"
 	"github.com/topodra/topodra/internal/report"
 	"github.com/topodra/topodra/internal/simulate/simulatetest"
+	"github.com/topodra/topodra/internal/testing/golden"
 	"github.com/topodra/topodra/internal/topology"
 )
 
-var update = flag.Bool("update", false, "write the expectations and docs/pictures")
-
-// Machines whose reports are kept in every format: two switch levels and shared
+// kept are machines whose reports lie in testdata in every format: two switch levels and shared
 // NICs; folded columns, NICs without RDMA and excluded ones; a tree known in part.
-var golden = []string{"h200-4cx7-snc-baremetal", "aws-p6-b200-48xl", "dgx-a100"}
+var kept = []string{"h200-4cx7-snc-baremetal", "aws-p6-b200-48xl", "dgx-a100"}
 
 // pictures are those of docs/topo.md.
 var pictures = map[string]string{
@@ -58,27 +55,11 @@ func render(t testing.TB, format string, r *report.Report) string {
 	return b.String()
 }
 
-func expect(t *testing.T, file, got string) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Errorf("%s (-want +got; -update writes it):\n%s", file, diff)
-	}
-}
-
 func TestGolden(t *testing.T) {
-	for _, slug := range golden {
+	for _, slug := range kept {
 		r := load(t, slug)
 		for _, f := range report.Formats {
-			expect(t, filepath.Join("testdata", slug+"."+f.Name), render(t, f.Name, r))
+			golden.Expect(t, filepath.Join("testdata", slug+"."+f.Name), render(t, f.Name, r))
 		}
 	}
 }
@@ -86,7 +67,7 @@ func TestGolden(t *testing.T) {
 func TestPicturesOfDocs(t *testing.T) {
 	docs := filepath.Join(simulatetest.ModuleRoot(t), "docs/pictures")
 	for name, slug := range pictures {
-		expect(t, filepath.Join(docs, name+".svg"), render(t, "svg", load(t, slug)))
+		golden.Expect(t, filepath.Join(docs, name+".svg"), render(t, "svg", load(t, slug)))
 	}
 }
 

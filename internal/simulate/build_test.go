@@ -2,7 +2,6 @@ package simulate_test
 
 import (
 	"crypto/sha256"
-	"flag"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -20,9 +19,8 @@ import (
 
 	"github.com/topodra/topodra/internal/simulate"
 	"github.com/topodra/topodra/internal/simulate/simulatetest"
+	"github.com/topodra/topodra/internal/testing/golden"
 )
-
-var update = flag.Bool("update", false, "write the expectations of this test")
 
 // Machines whose whole tree is kept as text: a plain one, VMBus roots, VPD and
 // placeholders, a five-digit domain. Of the others a checksum is kept.
@@ -37,10 +35,10 @@ func TestSysfsIsAsExpected(t *testing.T) {
 		}
 		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256([]byte(got)), slug)
 		if slices.Contains(spelledOut, slug) {
-			expect(t, "testdata/"+slug+".sysfs", got)
+			golden.Expect(t, "testdata/"+slug+".sysfs", got)
 		}
 	}
-	expect(t, "testdata/sysfs.sha256", sums.String())
+	golden.Expect(t, "testdata/sysfs.sha256", sums.String())
 }
 
 // TestBuildWritesWhatItLists checks the files on disk against the lists that
@@ -97,22 +95,6 @@ func listing(t *testing.T, dir string) string {
 		b.WriteString(lines[name])
 	}
 	return b.String()
-}
-
-func expect(t *testing.T, file, got string) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Errorf("%s (-want +got; -update writes it):\n%s", file, diff)
-	}
 }
 
 // TestSysfsAgreesWithPublishedRoots checks the trees against facts that were

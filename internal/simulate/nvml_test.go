@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/topodra/topodra/internal/simulate/simulatetest"
+	"github.com/topodra/topodra/internal/testing/golden"
 )
 
 // A function of NVML that go-nvml calls and the library lacks ends the process.
@@ -58,5 +59,5 @@ func TestFacts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expect(t, "testdata/gb200-nvl72-baremetal.facts", string(data))
+	golden.Expect(t, "testdata/gb200-nvl72-baremetal.facts", string(data))
 }

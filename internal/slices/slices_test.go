@@ -2,10 +2,8 @@ package slices
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,10 +18,9 @@ import (
 	"github.com/topodra/topodra/internal/machine"
 	"github.com/topodra/topodra/internal/pci"
 	"github.com/topodra/topodra/internal/simulate"
+	"github.com/topodra/topodra/internal/testing/golden"
 	"github.com/topodra/topodra/internal/topology"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 var allKinds = []v1alpha1.DeviceKind{v1alpha1.PairKind, v1alpha1.GPUKind, v1alpha1.NICKind}
 
@@ -98,20 +95,7 @@ func TestGolden(t *testing.T) {
 	} {
 		s, topo := load(t, slug)
 		got := summary(Build(s, topo, Options{Kinds: allKinds}))
-		path := filepath.Join("testdata", slug+".txt")
-		if *update {
-			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			continue
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), got); diff != "" {
-			t.Errorf("%s (-want +got; -update writes the file):\n%s", slug, diff)
-		}
+		golden.Expect(t, filepath.Join("testdata", slug+".txt"), got)
 	}
 }
 

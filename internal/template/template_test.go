@@ -2,8 +2,6 @@ package template
 
 import (
 	"encoding/json"
-	"flag"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,13 +11,12 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"github.com/topodra/topodra/internal/testing/golden"
 	"github.com/topodra/topodra/internal/topology"
 )
 
-var update = flag.Bool("update", false, "write the golden files")
-
-// golden are templates whose text is in testdata. test/allocation allocates each.
-var golden = []Options{
+// kept are templates whose text is in testdata. test/allocation allocates each.
+var kept = []Options{
 	{Name: "one", Driver: Topodra, Pairs: 1},
 	{Name: "four-near", Driver: Topodra, Pairs: 4, Distance: topology.PXB, Namespace: "llm"},
 	{Name: "four-on-rails", Driver: Topodra, Pairs: 4, Rails: Rails{{0, 3}}},
@@ -32,25 +29,13 @@ var golden = []Options{
 }
 
 func TestGolden(t *testing.T) {
-	for _, o := range golden {
+	for _, o := range kept {
 		t.Run(o.Name, func(t *testing.T) {
 			got, err := YAML(o)
 			if err != nil {
 				t.Fatal(err)
 			}
-			path := filepath.Join("testdata", o.Name+".yaml")
-			if *update {
-				if err := os.WriteFile(path, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(got)); diff != "" {
-				t.Errorf("-want +got; -update writes the file:\n%s", diff)
-			}
+			golden.Expect(t, filepath.Join("testdata", o.Name+".yaml"), string(got))
 		})
 	}
 }
@@ -58,7 +43,7 @@ func TestGolden(t *testing.T) {
 // What is printed is what a person would type: no field without a value, and
 // nothing that the API does not know.
 func TestPlain(t *testing.T) {
-	for _, o := range golden {
+	for _, o := range kept {
 		text, err := YAML(o)
 		if err != nil {
 			t.Fatal(err)
