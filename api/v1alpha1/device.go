@@ -26,12 +26,55 @@ type GPUConfig struct {
 	metav1.TypeMeta `json:",inline"`
 }
 
-// NICConfig configures NICs.
+// NICConfig configures NICs and what containers get of them. A pair takes it for
+// its NICs.
 type NICConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// RDMA tells how containers get the RDMA device of the NIC. Default: shared.
+	// Interface is the name of the network interface in the pod. A configuration
+	// that several NICs of a claim get must have %d in it, which counts them from 0.
+	// Default: the name on the host, or nic%d where that is "eth0".
+	Interface string `json:"interface,omitempty"`
+
+	// Addresses are the addresses in the pod, "10.1.0.5/24" or "fd00::5/64". They
+	// take the place of the host's and fit a single NIC. Default: the host's.
+	Addresses []string `json:"addresses,omitempty"`
+
+	// DHCP asks for the addresses by DHCP, in place of the host's. Default: false.
+	DHCP bool `json:"dhcp,omitempty"`
+
+	// Routes are routes in the pod that leave through the NIC, besides those that
+	// the interface has on the host. Default: none.
+	Routes []Route `json:"routes,omitempty"`
+
+	// MTU of the interface in the pod, in bytes; at most that of the host.
+	// Default: the host's.
+	MTU int `json:"mtu,omitempty"`
+
+	// RDMA tells how containers get the RDMA device of the NIC. Default: exclusive
+	// or shared, as the node's RDMA subsystem is set.
 	RDMA RDMAMode `json:"rdma,omitempty"`
+
+	// Environment switches off variables that containers get. Default: all are on.
+	Environment Environment `json:"environment,omitempty"`
+}
+
+// Route is a route of a pod through a NIC.
+type Route struct {
+	// To is the destination, "10.0.0.0/8", "fd00::/8", or "default".
+	To string `json:"to"`
+	// Via is the address of the gateway, which must be reached through the NIC
+	// directly. Default: none, for destinations on the link.
+	Via string `json:"via,omitempty"`
+}
+
+// Environment says which variables containers with an RDMA device get. A switch
+// that is absent is on.
+type Environment struct {
+	UCX      *bool `json:"ucx,omitempty"`      // UCX_NET_DEVICES
+	NCCL     *bool `json:"nccl,omitempty"`     // NCCL_IB_HCA
+	GIDIndex *bool `json:"gidIndex,omitempty"` // UCX_IB_GID_INDEX and NCCL_IB_GID_INDEX
+	GPUNICs  *bool `json:"gpuNICs,omitempty"`  // TOPODRA_GPU_NICS, the NICs near each GPU as JSON
 }
 
 // RDMAMode is a way of giving an RDMA device to containers.
@@ -39,8 +82,12 @@ type RDMAMode string
 
 // Ways of giving an RDMA device to containers.
 const (
-	// RDMAShared gives the containers of the request the character devices;
-	// the RDMA device stays in the host's network namespace.
+	// RDMAExclusive moves the RDMA device into the pod's network namespace. The
+	// node's RDMA subsystem must be in exclusive mode ("rdma system").
+	RDMAExclusive RDMAMode = "exclusive"
+	// RDMAShared gives the containers of the request the character devices; the RDMA
+	// device stays in the host's network namespace, and its interface moves. The
+	// node's RDMA subsystem must be in shared mode, the kernel's default.
 	RDMAShared RDMAMode = "shared"
 	// RDMANone gives no RDMA at all; the NIC is used as a network interface.
 	RDMANone RDMAMode = "none"
@@ -67,12 +114,9 @@ func DecodeDeviceConfig(raw runtime.RawExtension, path string) (DeviceConfig, er
 		c := &GPUConfig{}
 		return c, decodeStrict(raw.Raw, c, path)
 	}
-	c := &NICConfig{RDMA: RDMAShared}
+	c := &NICConfig{}
 	if err := decodeStrict(raw.Raw, c, path); err != nil {
 		return nil, err
 	}
-	if c.RDMA != RDMAShared && c.RDMA != RDMANone {
-		return nil, fmt.Errorf("%s: %q is not known, want %s or %s", join(path, "rdma"), c.RDMA, RDMAShared, RDMANone)
-	}
-	return c, nil
+	return c, c.validate(path)
 }

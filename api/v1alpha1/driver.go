@@ -66,6 +66,10 @@ type DriverConfig struct {
 
 	// NodeLabels tell where the topology keys of pods are read.
 	NodeLabels NodeLabels `json:"nodeLabels,omitempty"`
+
+	// Preflight says what to do about what is found wrong with a device when a claim
+	// is prepared. Default: see PreflightChecks.
+	Preflight map[PreflightCheck]PreflightLevel `json:"preflight,omitempty"`
 }
 
 // Pairs say what a pair of a GPU and its NICs may be.

@@ -96,8 +96,10 @@ nodeLabels: {rack: ["a b"]}
 func TestDecodeDeviceConfig(t *testing.T) {
 	for text, want := range map[string]DeviceConfig{
 		`{"apiVersion":"topodra.dev/v1alpha1","kind":"GPUConfig"}`:               &GPUConfig{},
-		`{"apiVersion":"topodra.dev/v1alpha1","kind":"NICConfig"}`:               &NICConfig{RDMA: RDMAShared},
+		`{"apiVersion":"topodra.dev/v1alpha1","kind":"NICConfig"}`:               &NICConfig{},
 		`{"apiVersion":"topodra.dev/v1alpha1","kind":"NICConfig","rdma":"none"}`: &NICConfig{RDMA: RDMANone},
+		`{"apiVersion":"topodra.dev/v1alpha1","kind":"NICConfig","interface":"rail%d","mtu":4200,"routes":[{"to":"10.0.0.0/8","via":"10.1.0.1"}]}`: &NICConfig{
+			Interface: "rail%d", MTU: 4200, Routes: []Route{{To: "10.0.0.0/8", Via: "10.1.0.1"}}},
 		`{"apiVersion":"topodra.dev/v1alpha1","kind":"GPUConfig","x":1}`:         nil,
 		`{"apiVersion":"topodra.dev/v1alpha1","kind":"NICConfig","rdma":"host"}`: nil,
 		`{"apiVersion":"topodra.dev/v1alpha1","kind":"DriverConfig"}`:            nil,

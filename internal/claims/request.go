@@ -41,7 +41,7 @@ func (r result) adminAccess() bool { return r.AdminAccess != nil && *r.AdminAcce
 
 // nic returns the configuration of a NIC; it has been checked that all fit.
 func (r result) nic() v1alpha1.NICConfig {
-	config := v1alpha1.NICConfig{RDMA: v1alpha1.RDMAShared}
+	config := v1alpha1.NICConfig{}
 	for _, c := range r.configs {
 		if nic, ok := c.config.(*v1alpha1.NICConfig); ok {
 			config = *nic

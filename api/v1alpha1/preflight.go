@@ -1,0 +1,37 @@
+package v1alpha1
+
+// PreflightCheck names one check of a device before a claim is prepared.
+type PreflightCheck string
+
+// The checks.
+const (
+	CheckPortActive  PreflightCheck = "portActive"  // a port of the RDMA device is ACTIVE
+	CheckGID         PreflightCheck = "gid"         // the port has a GID of the wanted type (RoCEv2)
+	CheckCharDevices PreflightCheck = "charDevices" // uverbs and rdma_cm are there
+	CheckGPUDirect   PreflightCheck = "gpuDirect"   // dma-buf or nvidia_peermem lets the NIC reach GPU memory
+	CheckACS         PreflightCheck = "acsRedirect" // no ACS redirect on the PCIe path between GPU and NIC
+	CheckPCIeLink    PreflightCheck = "pcieLink"    // the PCIe link is as fast and wide as the device can
+	CheckNetnsMode   PreflightCheck = "netnsMode"   // the RDMA subsystem's mode fits what the claim asks for
+)
+
+// PreflightLevel says what a failed check does.
+type PreflightLevel string
+
+// What a failed check does.
+const (
+	PreflightFail PreflightLevel = "fail" // the claim is not prepared
+	PreflightWarn PreflightLevel = "warn" // the claim is prepared; a condition, a metric and an event tell
+	PreflightOff  PreflightLevel = "off"  // not looked at
+)
+
+// PreflightChecks lists all checks with their default levels: what certainly keeps
+// RDMA from working fails, what only slows it down warns.
+var PreflightChecks = map[PreflightCheck]PreflightLevel{
+	CheckPortActive:  PreflightFail,
+	CheckGID:         PreflightWarn,
+	CheckCharDevices: PreflightFail,
+	CheckGPUDirect:   PreflightWarn,
+	CheckACS:         PreflightWarn,
+	CheckPCIeLink:    PreflightWarn,
+	CheckNetnsMode:   PreflightFail,
+}
