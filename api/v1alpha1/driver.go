@@ -185,6 +185,7 @@ func (c DriverConfig) Validate() error {
 			fault("nodeLabels.rack[%d]: %q is not a label key: %s", i, key, strings.Join(problems, "; "))
 		}
 	}
+	validatePreflight(c.Preflight, fault)
 	return errors.Join(faults...)
 }
 

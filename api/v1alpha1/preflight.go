@@ -1,5 +1,12 @@
 package v1alpha1
 
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+)
+
 // PreflightCheck names one check of a device before a claim is prepared.
 type PreflightCheck string
 
@@ -21,7 +28,7 @@ type PreflightLevel string
 const (
 	PreflightFail PreflightLevel = "fail" // the claim is not prepared
 	PreflightWarn PreflightLevel = "warn" // the claim is prepared; a condition, a metric and an event tell
-	PreflightOff  PreflightLevel = "off"  // not looked at
+	PreflightSkip PreflightLevel = "skip" // not looked at ("off" without quotes is false in YAML)
 )
 
 // PreflightChecks lists all checks with their default levels: what certainly keeps
@@ -34,4 +41,24 @@ var PreflightChecks = map[PreflightCheck]PreflightLevel{
 	CheckACS:         PreflightWarn,
 	CheckPCIeLink:    PreflightWarn,
 	CheckNetnsMode:   PreflightFail,
+}
+
+// PreflightLevel returns what a check does when it fails: as configured, else its default.
+func (c DriverConfig) PreflightLevel(check PreflightCheck) PreflightLevel {
+	return cmp.Or(c.Preflight[check], PreflightChecks[check])
+}
+
+func validatePreflight(levels map[PreflightCheck]PreflightLevel, fault func(format string, args ...any)) {
+	for _, check := range slices.Sorted(maps.Keys(levels)) {
+		if _, ok := PreflightChecks[check]; !ok {
+			var known []string
+			for _, c := range slices.Sorted(maps.Keys(PreflightChecks)) {
+				known = append(known, string(c))
+			}
+			fault("preflight.%s: there is no such check, want one of %s", check, strings.Join(known, ", "))
+		}
+		if level := levels[check]; !slices.Contains([]PreflightLevel{PreflightFail, PreflightWarn, PreflightSkip}, level) {
+			fault("preflight.%s: %q is not known, want %s, %s or %s", check, level, PreflightFail, PreflightWarn, PreflightSkip)
+		}
+	}
 }
