@@ -115,7 +115,7 @@ func (c *cluster) apply(t *testing.T, objects []*unstructured.Unstructured, dryR
 	}
 }
 
-// waitForPolicies returns once each policy has denied a request that RBAC allows; the API server needs a moment to load them.
+// waitForPolicies returns once each policy has denied a request that all else allows; the API server needs a moment to load them.
 func (c *cluster) waitForPolicies(t *testing.T) {
 	t.Helper()
 	unbound := c.as("")
@@ -130,6 +130,9 @@ func (c *cluster) waitForPolicies(t *testing.T) {
 		"resourceclaims.topodra.dev": func(ctx context.Context) error {
 			_, err := unbound.ResourceV1().ResourceClaims(workloads).Patch(ctx, claim.Name, types.MergePatchType, []byte(`{}`), dryRun, "status")
 			return err
+		},
+		"deviceconfigs.topodra.dev": func(ctx context.Context) error {
+			return kinds[0].create(ctx, c, devices(driver, `{}`), metav1.CreateOptions{DryRun: dryRun.DryRun})
 		},
 		"pods.topodra.dev": func(ctx context.Context) error {
 			_, err := unbound.CoreV1().Pods(workloads).Patch(ctx, pod.Name, types.MergePatchType, []byte(`{"metadata":{"labels":{"topodra.dev/a":"b"}}}`), dryRun)
