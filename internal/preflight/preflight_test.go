@@ -321,6 +321,13 @@ func TestOtherFunctions(t *testing.T) {
 			want: "acsRedirect: transfers between mlx5_0 (0000:13:00.0) and GPU 0000:14:00.0 go through the CPU's root complex, slower and a known cause of hangs, " +
 				"since ACS redirects requests at the switch port 0000:12:00.0: set ACS as 'rdma_topo write-grub-acs' of rdma-core does, and boot again",
 		},
+		"a GPU at a root port of its own": {
+			set: map[string]string{
+				"bus/pci/devices/0000:14:00.0":                       "-> ../../../devices/pci0000:10/0000:10:02.0/0000:14:00.0",
+				"devices/pci0000:10/0000:10:02.0/0000:14:00.0/class": "0x030200",
+				"devices/pci0000:10/0000:10:01.0/config":             acs(0x1d), "nicPort/config": acs(0x1d),
+			},
+		},
 		"a virtual function": {
 			set: map[string]string{
 				"bus/pci/devices/0000:13:00.2": "-> ../../../devices/" + nicPort + "/0000:13:00.2",
