@@ -144,6 +144,9 @@ var exampleResults = map[string]map[string]string{
 		"azure-nd-gb300-v6":     "1 pair NODE rails [0]",
 		"dgx-2":                 "pending",
 	},
+	"nic-config.yaml": {
+		"kvm-8xh200-pxb-switch": "1 pair PIX rails [0]",
+	},
 	"tensor-parallel.yaml": {
 		"kvm-8xh200-pxb-switch":   "4 pairs PIX rails [0 1 2 3]",
 		"aws-p5-48xl":             "4 pairs PIX rails []",
