@@ -87,7 +87,7 @@ func FuzzDecodeDeviceConfig(f *testing.F) {
 
 func checkAccepted(t *testing.T, c *NICConfig) {
 	t.Helper()
-	if len(strings.Replace(c.Interface, "%d", "0", 1)) > MaxInterfaceName || strings.ContainsAny(c.Interface, "/: \x00\n\xa0") {
+	if len(strings.Replace(c.Interface, "%d", "0", 1)) > MaxInterfaceName || strings.ContainsAny(c.Interface, "/: \x00\n\u00a0") {
 		t.Errorf("interface %q", c.Interface)
 	}
 	seen := map[netip.Addr]bool{}

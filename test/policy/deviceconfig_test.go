@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -156,6 +157,22 @@ func TestDeviceConfigs(t *testing.T) {
 
 // cmpEmpty lets an empty list equal none.
 var cmpEmpty = cmp.Transformer("empty", func(list []string) string { return strings.Join(list, "\n") })
+
+// TestDeviceConfigExample: the example in examples/claims can be applied where the chart is installed.
+func TestDeviceConfigExample(t *testing.T) {
+	text, err := os.ReadFile("../../examples/claims/nic-config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects := decode(t, string(text))
+	for _, object := range objects {
+		object.SetNamespace(workloads)
+	}
+	if len(objects) != 2 {
+		t.Errorf("the example has %d objects, want a template and a pod", len(objects))
+	}
+	sharedCluster(t).apply(t, objects, dryRun...)
+}
 
 // TestDeviceConfigsOfOthers: only our own parameters are looked at, and each fault has the index of its configuration.
 func TestDeviceConfigsOfOthers(t *testing.T) {

@@ -157,7 +157,12 @@ func render(t *testing.T, args ...string) []*unstructured.Unstructured {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var objects []*unstructured.Unstructured
+	return decode(t, text)
+}
+
+// decode reads YAML documents.
+func decode(t *testing.T, text string) (objects []*unstructured.Unstructured) {
+	t.Helper()
 	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
 	for {
 		object := &unstructured.Unstructured{}
