@@ -218,8 +218,8 @@ func TestDeviceConfigsThatAreNoObject(t *testing.T) {
 	}
 }
 
-// TestDeviceConfigsLarge: a claim that is larger than anyone writes is evaluated; a message that is longer than the API server
-// takes is cut.
+// TestDeviceConfigsLarge: a claim that is larger than anyone writes is evaluated; a message that the API server would drop,
+// since it is too long or has two lines, is made to fit.
 func TestDeviceConfigsLarge(t *testing.T) {
 	c := configCluster(t, nil)
 	list := func(n int, format string) string {
@@ -243,6 +243,10 @@ func TestDeviceConfigsLarge(t *testing.T) {
 	got := said(t, err, "spec.devices.config[0].opaque.parameters.")
 	if len(got) < 5 || !strings.HasSuffix(err.Error(), " ...") {
 		t.Errorf("100 faults: %d sentences in %v", len(got), err)
+	}
+	err = c.tryConfig(t, kinds[0], driver, nic(`"a\nb":1`))
+	if diff := cmp.Diff([]string{"a b: unknown field"}, said(t, err, "spec.devices.config[0].opaque.parameters.")); diff != "" {
+		t.Errorf("a line break (-want +got):\n%s", diff)
 	}
 	// As much as parameters can have: the chart's own policy lets pass what costs too much to evaluate, and the agent looks again.
 	huge := nic(`"addresses":[` + list(200, `"10.1.%d.5/24"`) + `],"routes":[` + list(140, `{"to":"10.2.%d.0/24","via":"10.1.0.1"}`) + `]`)
