@@ -32,6 +32,7 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
     mkdir -p /out; \
     CGO_ENABLED=1 go build -tags netgo,osusergo -ldflags "-s -w" -o /out/topodra ./cmd/topodra; \
     CGO_ENABLED=0 go build -ldflags "-s -w" -o /out/kubectl-topodra ./cmd/kubectl-topodra; \
+    CGO_ENABLED=0 go build -ldflags "-s -w" -o /out/topodra-hook ./cmd/topodra-hook; \
     CGO_ENABLED=1 go build -tags netgo,osusergo -ldflags "-s -w -extldflags=-static" -o /out/nvidia-cdi-hook \
       github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook; \
     internal/simulate/nvml/build.sh /out/libnvidia-ml.so.1
@@ -42,7 +43,7 @@ USER 65532:65532
 ENTRYPOINT ["/kubectl-topodra"]
 
 FROM debian:trixie-slim AS base
-COPY --from=build /out/topodra /out/kubectl-topodra /out/nvidia-cdi-hook /usr/bin/
+COPY --from=build /out/topodra /out/topodra-hook /out/kubectl-topodra /out/nvidia-cdi-hook /usr/bin/
 # Root: the agent writes CDI files and sockets in directories of the host's root, and enters network namespaces of pods.
 USER 0:0
 ENTRYPOINT ["topodra"]

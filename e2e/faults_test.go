@@ -83,14 +83,14 @@ func TestWrongConfig(t *testing.T) {
 		Requests: []string{"nic"},
 		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
 			Driver:     v1alpha1.Group,
-			Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"topodra.dev/v1alpha1","kind":"NICConfig","rdmma":"shared"}`)},
+			Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"topodra.dev/v1alpha1","kind":"NICConfig","rdma":"none","rdma":"shared"}`)},
 		}},
 	}}
 	s.createTemplate(t, template)
 	s.create(t, s.pod("wrong", node, template.Name))
 	text := s.event(t, "wrong", "FailedPrepareDynamicResources")
 	t.Logf("pod with a wrong claim: %s", text)
-	const path = "status.allocation.devices.config[0] (FromClaim).opaque.parameters.rdmma: unknown field"
+	const path = "status.allocation.devices.config[0] (FromClaim).opaque.parameters.rdma: duplicate field"
 	if strings.Count(text, path) != 1 || strings.Contains(text, "\n") {
 		t.Errorf("the event is\n%s\nwant one line that has this once: %s", text, path)
 	}

@@ -2,6 +2,7 @@ package v1alpha1
 
 import (
 	"cmp"
+	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -28,8 +29,17 @@ type PreflightLevel string
 const (
 	PreflightFail PreflightLevel = "fail" // the claim is not prepared
 	PreflightWarn PreflightLevel = "warn" // the claim is prepared; a condition, a metric and an event tell
-	PreflightSkip PreflightLevel = "skip" // not looked at ("off" without quotes is false in YAML)
+	PreflightOff  PreflightLevel = "off"  // not looked at
 )
+
+// UnmarshalJSON takes false for off: that is what YAML makes of the word without quotes.
+func (l *PreflightLevel) UnmarshalJSON(data []byte) error {
+	if string(data) == "false" {
+		*l = PreflightOff
+		return nil
+	}
+	return json.Unmarshal(data, (*string)(l))
+}
 
 // PreflightChecks lists all checks with their default levels: what certainly keeps
 // RDMA from working fails, what only slows it down warns.
@@ -57,8 +67,8 @@ func validatePreflight(levels map[PreflightCheck]PreflightLevel, fault func(form
 			}
 			fault("preflight.%s: there is no such check, want one of %s", check, strings.Join(known, ", "))
 		}
-		if level := levels[check]; !slices.Contains([]PreflightLevel{PreflightFail, PreflightWarn, PreflightSkip}, level) {
-			fault("preflight.%s: %q is not known, want %s, %s or %s", check, level, PreflightFail, PreflightWarn, PreflightSkip)
+		if level := levels[check]; !slices.Contains([]PreflightLevel{PreflightFail, PreflightWarn, PreflightOff}, level) {
+			fault("preflight.%s: %q is not known, want %s, %s or %s", check, level, PreflightFail, PreflightWarn, PreflightOff)
 		}
 	}
 }

@@ -13,12 +13,12 @@ func TestPreflight(t *testing.T) {
 		err  string
 	}{
 		"absent":  {},
-		"changed": {text: "preflight: {gid: fail, portActive: skip}", want: map[PreflightCheck]PreflightLevel{CheckGID: PreflightFail, CheckPortActive: PreflightSkip}},
+		"changed": {text: "preflight: {gid: fail, portActive: off}", want: map[PreflightCheck]PreflightLevel{CheckGID: PreflightFail, CheckPortActive: PreflightOff}},
 		"faults, all at once": {
-			text: `preflight: {gid: loud, charDevices: "off", pcieLink: "", speed: warn}`,
-			err: "driver configuration: preflight.charDevices: \"off\" is not known, want fail, warn or skip\n" +
-				"preflight.gid: \"loud\" is not known, want fail, warn or skip\n" +
-				"preflight.pcieLink: \"\" is not known, want fail, warn or skip\n" +
+			text: `preflight: {gid: loud, charDevices: skip, pcieLink: "", speed: warn}`,
+			err: "driver configuration: preflight.charDevices: \"skip\" is not known, want fail, warn or off\n" +
+				"preflight.gid: \"loud\" is not known, want fail, warn or off\n" +
+				"preflight.pcieLink: \"\" is not known, want fail, warn or off\n" +
 				"preflight.speed: there is no such check, want one of acsRedirect, charDevices, gid, gpuDirect, netnsMode, pcieLink, portActive",
 		},
 	} {

@@ -17,7 +17,9 @@ import (
 
 	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/agent"
+	"github.com/topodra/topodra/internal/podnet"
 	"github.com/topodra/topodra/internal/simulate"
+	"github.com/topodra/topodra/internal/simulate/links"
 )
 
 type agentFlags struct {
@@ -27,8 +29,10 @@ type agentFlags struct {
 	kubeconfig string
 	configFile string
 	simulate   string
+	links      bool
 	double     string
 	hook       string
+	gate       string
 	qps        float32
 	burst      int
 	logFormat  string
@@ -69,7 +73,10 @@ func agentCommand() *cobra.Command {
 	flags.StringVar(&f.DriverRoot, "driver-root", "/", "root of the host with the NVIDIA driver, as this process sees it")
 	flags.StringVar(&f.DriverRootHost, "driver-root-host", "/", "the same root as the container runtime sees it")
 	flags.StringVar(&f.hook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "nvidia-cdi-hook in this container; it is copied to where the container runtime can run it")
+	flags.StringVar(&f.NRISocket, "nri-socket", podnet.DefaultNRISocket, "NRI socket of the container runtime, which tells of pods whose NICs are to be moved")
+	flags.StringVar(&f.gate, "gate-hook", "/usr/bin/topodra-hook", "topodra-hook in this container; it is copied to where the container runtime can run it")
 	flags.StringVar(&f.simulate, "simulate", "", "machine file: show that machine instead of this one, for trying things out without GPUs")
+	flags.BoolVar(&f.links, "simulate-links", false, "give simulated NICs virtual interfaces that move into pods")
 	flags.StringVar(&f.double, "nvml-double", simulate.DefaultNVMLDouble, "double of libnvidia-ml.so.1 for --simulate")
 	flags.Float32Var(&f.qps, "kube-api-qps", 200, "requests per second to the API server")
 	flags.IntVar(&f.burst, "kube-api-burst", 400, "requests to the API server that may exceed the rate")
@@ -98,10 +105,21 @@ func (f *agentFlags) run(ctx context.Context) error {
 	if f.HookPath, err = agent.InstallHook(f.hook, agent.DataDir(f.KubeletDir)); err != nil {
 		return err
 	}
+	if f.GateHook, err = agent.InstallHook(f.gate, agent.DataDir(f.KubeletDir)); err != nil {
+		return err
+	}
+	if f.GateHook == "" {
+		return fmt.Errorf("%s is missing: without it a pod could start without its NICs", f.gate)
+	}
 	if f.simulate == "" {
 		f.Machine = agent.Real(f.Hardware)
 	} else if f.Machine, err = agent.Simulated(f.simulate, agent.DataDir(f.KubeletDir), f.DriverRoot, f.double, f.HookPath); err != nil {
 		return err
+	} else if f.links {
+		if err := links.Make(f.NodeName, f.Machine.Links); err != nil {
+			return err
+		}
+		go links.Keep(ctx, f.Machine.Links)
 	}
 	a, err := agent.New(f.Options)
 	if err != nil {

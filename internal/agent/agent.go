@@ -24,8 +24,10 @@ import (
 	"github.com/topodra/topodra/internal/keys"
 	"github.com/topodra/topodra/internal/metrics"
 	"github.com/topodra/topodra/internal/plugin"
+	"github.com/topodra/topodra/internal/podnet"
 	"github.com/topodra/topodra/internal/policy"
 	"github.com/topodra/topodra/internal/slices"
+	"github.com/topodra/topodra/internal/status"
 )
 
 // Options say where the agent runs.
@@ -39,6 +41,8 @@ type Options struct {
 	CDIDir      string // scanned by the container runtime
 	HTTPAddress string // metrics and health; empty for none
 	HTTPSocket  string // the same on a unix socket; empty for none
+	NRISocket   string // of the container runtime
+	GateHook    string // path of topodra-hook as the container runtime sees it
 
 	Machine Machine
 }
@@ -57,6 +61,9 @@ type Agent struct {
 	claims  *claims.Manager
 	plugin  *plugin.Plugin
 	nodes   *keys.NodeCache
+	mover   *podnet.Mover
+	nri     *podnet.NRI
+	status  *status.Writer
 
 	view      atomic.Pointer[view]
 	published atomic.Bool
@@ -77,18 +84,31 @@ func New(o Options) (*Agent, error) {
 		Options: o,
 		metrics: metrics.New(),
 		nodes:   keys.NewNodeCache(o.KubeClient, o.NodeName),
+		status:  status.NewWriter(o.KubeClient),
 	}
 	a.watcher = &watcher{
 		machine: o.Machine, policy: rules, metrics: a.metrics, changed: a.changed, events: make(chan struct{}, 1),
 		counters: countersQuestion{client: o.KubeClient, node: o.NodeName, events: newEvents(o.KubeClient, o.NodeName)},
 	}
 	boot := strings.TrimSpace(string(bootID))
+	claimsDir, nicsDir := filepath.Join(DataDir(o.KubeletDir), "claims"), filepath.Join(DataDir(o.KubeletDir), podnet.Dir)
+	a.nri = &podnet.NRI{Socket: o.NRISocket}
+	a.mover, err = podnet.New(podnet.Options{
+		Dir: nicsDir, BootID: boot, Simulated: o.Machine.Simulated != "", SysfsPCI: o.Machine.PCIDir, Ready: a.nri.Ready,
+	})
+	if err != nil {
+		return nil, err
+	}
+	o.Machine.Scanner.Away = awayNICs(a.mover)
 	a.claims, err = claims.New(claims.Options{
-		Dir:         filepath.Join(DataDir(o.KubeletDir), "claims"),
+		Dir:         claimsDir,
 		CDI:         cdi.Store{Dir: o.CDIDir},
 		CharDevices: o.Machine.CharDevices,
 		Inventory:   inventory{&a.view},
 		GPUs:        o.Machine.GPUEdits,
+		NICs:        a.mover,
+		Gate:        claims.Gate{Path: o.GateHook, Records: nicsDir, Claims: claimsDir},
+		Preflight:   newPreflight(o, a.metrics, a.view.Load),
 		Recorder:    a.metrics,
 		Driver:      v1alpha1.Group,
 		Pool:        o.NodeName,
@@ -97,6 +117,8 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.nri.Mover, a.nri.Claims = a.mover, a.claims
+	a.nri.Observer = nicObserver{a.metrics, a.claims, a.mover, a.status}
 	a.plugin = &plugin.Plugin{
 		Claims: a.claims,
 		Keys: &keys.Keys{
@@ -140,6 +162,9 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	if err := a.claims.Recover(ctx); err != nil {
 		return err
 	}
+	go a.mover.Run(ctx)
+	go a.nri.Run(ctx)
+	go a.status.Run(ctx)
 	helper, err := a.plugin.Start(ctx, plugin.Options{
 		Driver:       v1alpha1.Group,
 		NodeName:     a.NodeName,

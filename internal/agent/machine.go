@@ -12,6 +12,7 @@ import (
 	"github.com/topodra/topodra/internal/nvml"
 	"github.com/topodra/topodra/internal/pci"
 	"github.com/topodra/topodra/internal/simulate"
+	"github.com/topodra/topodra/internal/simulate/links"
 	"github.com/topodra/topodra/internal/sysfs"
 )
 
@@ -20,7 +21,9 @@ type Machine struct {
 	Scanner     *machine.Scanner
 	GPUEdits    claims.GPUEdits
 	CharDevices cdi.CharDevices
+	PCIDir      string // bus/pci/devices of the scanner's sysfs
 
+	Links     []links.NIC            // interfaces that a simulated machine has
 	Simulated string                 // name of the simulated machine; empty on hardware
 	Roles     map[pci.Address]string // why NICs of a simulated machine are not fabric
 	Notes     []string               // what a simulated machine lacks
@@ -41,6 +44,7 @@ func Real(h Hardware) Machine {
 		Scanner:     &machine.Scanner{Sysfs: sysfs.Dir(h.SysfsRoot), GPUs: gpus, Host: netdev.Host},
 		GPUEdits:    nvml.NewEditor(gpus, nvml.EditorOptions{HostRoot: h.DriverRootHost, HookPath: h.HookPath}),
 		CharDevices: cdi.CharDevices{Root: "/", HostRoot: "/"},
+		PCIDir:      filepath.Join(h.SysfsRoot, "bus/pci/devices"),
 	}
 }
 
@@ -59,10 +63,20 @@ func Simulated(file, dir, realRoot, double, hookPath string) (Machine, error) {
 		return Machine{}, err
 	}
 	gpus := nvml.New(root.DriverRoot)
+	var nics []links.NIC
+	for _, n := range m.Interfaces() {
+		address, err := pci.ParseAddress(n.Address)
+		if err != nil {
+			return Machine{}, fmt.Errorf("machine file %s: %w", file, err)
+		}
+		nics = append(nics, links.NIC{Address: address, Name: n.Name})
+	}
 	return Machine{
+		Links:       nics,
 		Scanner:     &machine.Scanner{Sysfs: sysfs.Dir(root.Sysfs), GPUs: gpus, Simulated: m.Slug, Unknown: root.Unknown},
 		GPUEdits:    nvml.NewEditor(gpus, nvml.EditorOptions{HookPath: hookPath}),
 		CharDevices: cdi.CharDevices{Root: filepath.Dir(root.DevRoot), HostRoot: filepath.Dir(root.DevRoot)},
+		PCIDir:      filepath.Join(root.Sysfs, "bus/pci/devices"),
 		Simulated:   m.Slug,
 		Roles:       m.Roles(),
 		Notes:       root.Notes,

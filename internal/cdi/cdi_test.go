@@ -222,18 +222,17 @@ func TestCharDevices(t *testing.T) {
 	}
 }
 
-func TestRDMAEnv(t *testing.T) {
+func TestRDMAPorts(t *testing.T) {
 	for _, test := range []struct {
 		devices []*rdma.Device
-		want    []string
+		want    string
 	}{
-		{nil, nil},
-		{[]*rdma.Device{{Name: "mlx5_1"}}, []string{"UCX_NET_DEVICES=mlx5_1:1", "NCCL_IB_HCA==mlx5_1:1"}},
-		{[]*rdma.Device{{Name: "a", Ports: []rdma.Port{{Number: 1}, {Number: 2}}}, {Name: "b", Ports: []rdma.Port{{Number: 1}}}},
-			[]string{"UCX_NET_DEVICES=a:1,a:2,b:1", "NCCL_IB_HCA==a:1,a:2,b:1"}},
+		{nil, ""},
+		{[]*rdma.Device{{Name: "mlx5_1"}}, "mlx5_1:1"},
+		{[]*rdma.Device{{Name: "a", Ports: []rdma.Port{{Number: 1}, {Number: 2}}}, {Name: "b", Ports: []rdma.Port{{Number: 1}}}}, "a:1,a:2,b:1"},
 	} {
-		if diff := cmp.Diff(test.want, RDMAEnv(test.devices)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
+		if got := RDMAPorts(test.devices); got != test.want {
+			t.Errorf("got %q, want %q", got, test.want)
 		}
 	}
 }

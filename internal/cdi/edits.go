@@ -82,14 +82,12 @@ func (c CharDevices) node(name string) *cdispec.DeviceNode {
 	return node
 }
 
-// RDMAEnv tells the communication libraries which RDMA devices to use. Both
-// libraries take one list per process and CDI keeps the last value of a
-// variable, so every device that a container may get must carry the same list:
-// pass all RDMA devices of the pod, not those of one device or one claim.
-func RDMAEnv(devices []*rdma.Device) []string {
-	if len(devices) == 0 {
-		return nil
-	}
+// RDMAPorts lists the ports of RDMA devices as UCX_NET_DEVICES and, after "=", without
+// which NCCL matches prefixes, NCCL_IB_HCA want them. Both libraries take one list per
+// process and CDI keeps the last value of a variable, so every device that a container
+// may get must carry the same list: pass all RDMA devices of the pod, not those of one
+// device or one claim.
+func RDMAPorts(devices []*rdma.Device) string {
 	var ports []string
 	for _, device := range devices {
 		if len(device.Ports) == 0 {
@@ -99,12 +97,7 @@ func RDMAEnv(devices []*rdma.Device) []string {
 			ports = append(ports, device.Name+":"+strconv.Itoa(port.Number))
 		}
 	}
-	list := strings.Join(ports, ",")
-	return []string{
-		"UCX_NET_DEVICES=" + list,
-		// Without "=" NCCL matches prefixes: mlx5_1 would take mlx5_10 as well.
-		"NCCL_IB_HCA==" + list,
-	}
+	return strings.Join(ports, ",")
 }
 
 // DeviceEnv is the variable that names a device to the application: the GPU's

@@ -25,6 +25,9 @@ const (
 // the import of the CDI library.
 type Edits = cdispec.ContainerEdits
 
+// Hook is one hook among Edits.
+type Hook = cdispec.Hook
+
 // DeviceNode is one device node among Edits.
 type DeviceNode = cdispec.DeviceNode
 

@@ -4,6 +4,7 @@
 // The order of Prepare, undone from its end on failure:
 //
 //	reserve the devices in memory     (refuses what another claim holds)
+//	records of where the NICs are at home
 //	journal: <claim UID>.preparing.json, synced
 //	CDI file
 //	journal: renamed to <claim UID>.json
@@ -16,6 +17,7 @@ package claims
 import (
 	"context"
 	"strconv"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -73,6 +75,7 @@ type GPUEdits interface {
 type Prepared struct {
 	Pods    []v1alpha1.PodRef // consumers of the claim when it was prepared last
 	Devices []PreparedDevice  // in the order of the allocation
+	At      time.Time         // when it was prepared
 }
 
 // PreparedDevice is one allocation result of a prepared claim.
@@ -88,6 +91,12 @@ type PreparedDevice struct {
 	CDIDeviceIDs []string `json:"cdiDeviceIDs,omitempty"`
 
 	Attributes map[string]resourceapi.DeviceAttribute `json:"attributes,omitempty"`
+
+	// Network is the interface that the device is in its pod; nil for none.
+	Network *resourceapi.NetworkDeviceData `json:"network,omitempty"`
+
+	// Warnings are what preflight found worth a word.
+	Warnings []string `json:"warnings,omitempty"`
 
 	// Holds are the keys under which the index guards the device or its parts.
 	Holds []string `json:"holds,omitempty"`

@@ -3,6 +3,7 @@ package claims
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/topodra/topodra/internal/machine"
 	"github.com/topodra/topodra/internal/netdev"
 	"github.com/topodra/topodra/internal/pci"
+	"github.com/topodra/topodra/internal/podnet"
 	"github.com/topodra/topodra/internal/rdma"
 )
 
@@ -38,6 +40,7 @@ type node struct {
 	boot    string
 	devices fakeInventory
 	gpus    fakeGPUs
+	nics    fakeNICs
 	metrics fakeRecorder
 }
 
@@ -104,7 +107,8 @@ func (n *node) unrecovered() *Manager {
 	m, err := New(Options{
 		Dir: n.journalDir(), CDI: n.store(),
 		CharDevices: cdi.CharDevices{Root: filepath.Join(n.dir, "root"), HostRoot: "/"},
-		Inventory:   &n.devices, GPUs: &n.gpus, Recorder: &n.metrics,
+		Inventory:   &n.devices, GPUs: &n.gpus, NICs: &n.nics, Recorder: &n.metrics,
+		Gate:   Gate{Path: "/hook", Records: "/records", Claims: "/claims"},
 		Driver: driver, Pool: pool, BootID: n.boot,
 		Retry: &Retry{},
 		Now:   func() time.Time { return time.Date(2026, 11, 30, 14, 3, 0, 0, time.UTC) },
@@ -274,3 +278,44 @@ func mustUnprepare(t testing.TB, m *Manager, c *resourceapi.ResourceClaim) {
 		t.Fatalf("Unprepare(%s): %v", c.UID, err)
 	}
 }
+
+// fakeNICs stays at home with every NIC unless told otherwise.
+type fakeNICs struct {
+	mu       sync.Mutex
+	moves    bool
+	err      error
+	held     map[types.UID]bool
+	released []types.UID
+}
+
+func (f *fakeNICs) Plan(_ context.Context, claim podnet.Claim, requests []podnet.Request) ([]podnet.Plan, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return nil, f.err
+	}
+	var plans []podnet.Plan
+	for _, r := range requests {
+		p := podnet.Plan{Device: r.Device, Address: r.NIC.Address, Uses: r.NIC.RDMAName()}
+		if f.moves {
+			p.Parent, p.HardwareAddr = "pci/"+r.NIC.Address.String(), "02:00:00:00:00:01"
+			p.Pod = podnet.State{Name: "rail0", Addresses: []podnet.Address{{Prefix: netip.MustParsePrefix("10.1.0.5/24")}}}
+		}
+		plans = append(plans, p)
+	}
+	if f.held == nil {
+		f.held = map[types.UID]bool{}
+	}
+	f.held[claim.UID] = true
+	return plans, nil
+}
+
+func (f *fakeNICs) Release(_ context.Context, claim types.UID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.held, claim)
+	f.released = append(f.released, claim)
+	return nil
+}
+
+func (f *fakeNICs) Recover(context.Context, func(types.UID) bool) error { return nil }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/topodra/topodra/api/v1alpha1"
+	"github.com/topodra/topodra/internal/podnet"
 )
 
 // journalVersion is the version of the files that this code writes and the
@@ -34,7 +35,8 @@ type record struct {
 	Pods        []v1alpha1.PodRef `json:"pods,omitempty"`
 	PreparedAt  metav1.Time       `json:"preparedAt"`
 	Devices     []PreparedDevice  `json:"devices"`
-	CDI         json.RawMessage   `json:"cdi,omitempty"` // content of the CDI file
+	CDI         json.RawMessage   `json:"cdi,omitempty"`  // content of the CDI file
+	NICs        []podnet.Plan     `json:"nics,omitempty"` // how NICs get into the pod
 
 	// AlsoHolds are hold keys of the record that this one replaces. They count
 	// until this one is prepared, as containers of the older one may still run.

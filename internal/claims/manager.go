@@ -37,6 +37,9 @@ type Options struct {
 	CharDevices cdi.CharDevices
 	Inventory   Inventory
 	GPUs        GPUEdits
+	NICs        NICMover
+	Gate        Gate
+	Preflight   Preflight // nil: nothing is looked at
 	Recorder    Recorder
 
 	Driver string // only results and configurations of this driver are ours
@@ -92,7 +95,7 @@ func New(o Options) (*Manager, error) {
 	}
 	m := &Manager{
 		Options:   o,
-		plans:     planner{inventory: o.Inventory, gpus: o.GPUs, charDevices: o.CharDevices},
+		plans:     planner{inventory: o.Inventory, gpus: o.GPUs, charDevices: o.CharDevices, gate: o.Gate},
 		journal:   newJournal(o.Dir),
 		cdi:       o.CDI,
 		index:     newIndex(),
@@ -169,17 +172,15 @@ func (m *Manager) prepare(ctx context.Context, r request, siblings []request) (*
 		BootID: m.BootID, Fingerprint: r.fingerprint, Pods: r.pods,
 		PreparedAt: metav1.NewTime(m.Now().UTC().Truncate(time.Second)),
 	}
-	if rec.Devices, rec.CDI, err = m.plans.plan(ctx, r, devices, siblings); err != nil {
-		m.restore(r.uid, before)
-		return nil, err
+	if err := m.describe(ctx, rec, r, devices, siblings, before == nil); err != nil {
+		return nil, errors.Join(err, m.restore(ctx, r.uid, before))
 	}
 	if before != nil {
 		own := rec.holdKeys()
 		rec.AlsoHolds = slices.DeleteFunc(before.holdKeys(), func(key string) bool { return slices.Contains(own, key) })
 	}
 	if err := m.journal.begin(rec); err != nil {
-		m.restore(r.uid, before)
-		return nil, err
+		return nil, errors.Join(err, m.restore(ctx, r.uid, before))
 	}
 	m.index.set(rec)
 	if err := m.apply(ctx, rec); err != nil {
@@ -187,13 +188,28 @@ func (m *Manager) prepare(ctx context.Context, r request, siblings []request) (*
 			// It stays known as "preparing": containers of it may still run.
 			return nil, err
 		}
-		return nil, errors.Join(err, m.undo(rec.UID))
+		return nil, errors.Join(err, m.undo(ctx, rec.UID))
 	}
 	done := *rec
 	done.prepared = true
 	m.index.set(&done)
 	m.Recorder.PreparedClaims(m.index.prepared())
 	return &done, nil
+}
+
+// describe fills in what the claim will have. Devices of a claim that is known already may
+// be in its pod, where preflight does not see them.
+func (m *Manager) describe(ctx context.Context, rec *record, r request, devices []Device, siblings []request, atHome bool) (err error) {
+	if rec.NICs, err = m.planNICs(ctx, r, devices); err != nil {
+		return err
+	}
+	if rec.Devices, rec.CDI, err = m.plans.plan(ctx, r, devices, byAddress(rec.NICs), siblings); err != nil {
+		return err
+	}
+	if !atHome {
+		return nil
+	}
+	return m.preflight(ctx, rec, r, devices)
 }
 
 // apply does what the journal has announced.
@@ -221,20 +237,21 @@ func (m *Manager) writeCDI(rec *record) error {
 }
 
 // undo takes back an attempt for a claim that was not known before.
-func (m *Manager) undo(uid types.UID) error {
-	if err := m.forget(uid); err != nil {
+func (m *Manager) undo(ctx context.Context, uid types.UID) error {
+	if err := m.forget(ctx, uid); err != nil {
 		return fmt.Errorf("taking the attempt back failed too: %w", err)
 	}
 	return nil
 }
 
 // restore gives up what an attempt reserved before it reached the journal.
-func (m *Manager) restore(uid types.UID, before *record) {
+func (m *Manager) restore(ctx context.Context, uid types.UID, before *record) error {
 	if before != nil {
 		m.index.set(before)
-		return
+		return nil
 	}
 	m.index.drop(uid)
+	return m.NICs.Release(ctx, uid)
 }
 
 // confirm answers for a claim that is prepared already.
@@ -278,12 +295,12 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID, name types.Names
 		if err := m.syncInstances(ctx, uid); err != nil {
 			return err
 		}
-		return classify(m.forget(uid))
+		return classify(m.forget(ctx, uid))
 	})
 }
 
 // forget removes all traces of a claim, the record of them last.
-func (m *Manager) forget(uid types.UID) error {
+func (m *Manager) forget(ctx context.Context, uid types.UID) error {
 	if rec := m.index.get(uid); rec != nil && rec.prepared {
 		// If this fails half-way, the next Prepare must not trust the record.
 		undoing := *rec
@@ -291,6 +308,9 @@ func (m *Manager) forget(uid types.UID) error {
 		m.index.set(&undoing)
 	}
 	if err := m.cdi.Remove(uid); err != nil {
+		return err
+	}
+	if err := m.NICs.Release(ctx, uid); err != nil {
 		return err
 	}
 	if err := m.journal.remove(uid); err != nil {

@@ -14,8 +14,7 @@ import (
 
 	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/cdi"
-	"github.com/topodra/topodra/internal/pci"
-	"github.com/topodra/topodra/internal/rdma"
+	"github.com/topodra/topodra/internal/podnet"
 )
 
 // driverFiles names the CDI device with what all GPU containers of a claim
@@ -28,6 +27,7 @@ type planner struct {
 	inventory   Inventory
 	gpus        GPUEdits
 	charDevices cdi.CharDevices
+	gate        Gate
 }
 
 // resolve returns what the devices of a request are on this machine. Errors may go
@@ -48,9 +48,10 @@ func (p planner) resolve(r request) ([]Device, error) {
 }
 
 // plan returns the devices of a request as they will be prepared, and the content
-// of its CDI file (nil for none). siblings are the other claims of the same pod.
-// Errors may go away by trying again unless they are marked permanent.
-func (p planner) plan(ctx context.Context, r request, devices []Device, siblings []request) ([]PreparedDevice, json.RawMessage, error) {
+// of its CDI file (nil for none). nics are the plans of its NICs, siblings the other
+// claims of the same pod. Errors may go away by trying again unless they are marked
+// permanent.
+func (p planner) plan(ctx context.Context, r request, devices []Device, nics nicPlans, siblings []request) ([]PreparedDevice, json.RawMessage, error) {
 	var parts []Device
 	for _, device := range devices {
 		parts = append(parts, device.parts()...)
@@ -61,8 +62,8 @@ func (p planner) plan(ctx context.Context, r request, devices []Device, siblings
 	}
 	b := planBuilder{
 		planner: p, uid: r.uid, all: parts, perGPU: perGPU, common: common,
-		rdmaEnv: p.rdmaEnv(append([]request{r}, siblings...)),
-		edits:   map[string]*cdi.Edits{driverFiles: common},
+		nics: nics, environment: p.environment(append([]request{r}, siblings...)),
+		edits: map[string]*cdi.Edits{driverFiles: common},
 	}
 	prepared := make([]PreparedDevice, len(devices))
 	for i, device := range devices {
@@ -80,12 +81,13 @@ func (p planner) plan(ctx context.Context, r request, devices []Device, siblings
 // planBuilder collects the CDI devices of one claim.
 type planBuilder struct {
 	planner
-	uid     types.UID
-	all     []Device // every part that the claim has
-	perGPU  map[string]*cdi.Edits
-	common  *cdi.Edits
-	rdmaEnv []string
-	edits   map[string]*cdi.Edits // by name of the CDI device
+	uid         types.UID
+	all         []Device // every part that the claim has
+	perGPU      map[string]*cdi.Edits
+	common      *cdi.Edits
+	nics        nicPlans
+	environment podEnvironment
+	edits       map[string]*cdi.Edits // by name of the CDI device
 }
 
 // device describes one allocation result. Each part is a CDI device of its own.
@@ -126,6 +128,7 @@ func (b *planBuilder) device(res result, device Device) (PreparedDevice, error) 
 			placement.Pair = device.Name
 		}
 		d.Placements = append(d.Placements, placement)
+		d.addNetwork(b.nics[part.Address])
 	}
 	if withGPU && !cdi.IsEmpty(b.common) {
 		d.CDIDeviceIDs = append(d.CDIDeviceIDs, cdi.ID(b.uid, driverFiles))
@@ -137,7 +140,27 @@ func (b *planBuilder) part(res result, part Device) (*cdi.Edits, error) {
 	if part.GPU != nil {
 		return gpuEdits(part, b.perGPU), nil
 	}
-	return b.nicEdits(part, res.nic(), b.rdmaEnv)
+	config, _ := res.nic()
+	e, err := b.nicEdits(part, config)
+	if plan := b.nics[part.Address]; err == nil && plan.Moves() && !res.adminAccess() {
+		e.Hooks = append(e.Hooks, b.gate.hook(part.Address))
+	}
+	return e, err
+}
+
+// addNetwork adds a NIC to what the container's metadata and the claim's status say. A
+// device has one interface there: of a pair with several NICs it is the first's, with
+// the addresses of all.
+func (d *PreparedDevice) addNetwork(plan podnet.Plan) {
+	if plan.Parent == "" {
+		return
+	}
+	if d.Network == nil {
+		d.Network = &resourceapi.NetworkDeviceData{InterfaceName: plan.Pod.Name, HardwareAddress: plan.HardwareAddr}
+	}
+	for _, a := range plan.Pod.Addresses {
+		d.Network.IPs = append(d.Network.IPs, a.Prefix.String())
+	}
 }
 
 // gpuEdits asks for the edits of all GPUs at once and refuses edits that give
@@ -174,43 +197,23 @@ func gpuEdits(device Device, perGPU map[string]*cdi.Edits) *cdi.Edits {
 	return &e
 }
 
-func (p planner) nicEdits(device Device, config v1alpha1.NICConfig, rdmaEnv []string) (*cdi.Edits, error) {
+func (b *planBuilder) nicEdits(device Device, config v1alpha1.NICConfig) (*cdi.Edits, error) {
 	if device.NIC.RDMA == nil || config.RDMA == v1alpha1.RDMANone {
-		if device.NIC.IfName() == "" {
+		name := device.NIC.IfName()
+		if plan := b.nics[device.Address]; plan.Parent != "" {
+			name = plan.Pod.Name
+		}
+		if name == "" {
 			return &cdi.Edits{}, nil
 		}
-		return &cdi.Edits{Env: []string{cdi.DeviceEnv(device.Name, device.NIC.IfName())}}, nil
+		return &cdi.Edits{Env: []string{cdi.DeviceEnv(device.Name, name)}}, nil
 	}
-	e, err := p.charDevices.Edits(device.NIC.RDMA)
+	e, err := b.charDevices.Edits(device.NIC.RDMA)
 	if err != nil {
 		return nil, fmt.Errorf("device %s: %w", device.Name, err)
 	}
-	e.Env = append(slices.Clone(rdmaEnv), cdi.DeviceEnv(device.Name, device.NIC.RDMAName()))
+	e.Env = append(b.environment.of(config.Environment), cdi.DeviceEnv(device.Name, device.NIC.RDMAName()))
 	return e, nil
-}
-
-// rdmaEnv lists the RDMA devices of all claims of the pod. A sibling that
-// cannot be told fails by itself; it is left out here.
-func (p planner) rdmaEnv(requests []request) []string {
-	found := map[pci.Address]*rdma.Device{}
-	for _, r := range requests {
-		for _, res := range r.results {
-			device, err := p.inventory.Device(res.Device)
-			if err != nil || res.nic().RDMA == v1alpha1.RDMANone {
-				continue
-			}
-			for _, part := range device.parts() {
-				if part.NIC != nil && part.NIC.RDMA != nil {
-					found[part.Address] = part.NIC.RDMA
-				}
-			}
-		}
-	}
-	var list []*rdma.Device
-	for _, address := range slices.SortedFunc(maps.Keys(found), pci.Address.Compare) {
-		list = append(list, found[address])
-	}
-	return cdi.RDMAEnv(list)
 }
 
 // place records what a part was when it was prepared, and how far from each GPU of

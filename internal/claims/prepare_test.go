@@ -85,7 +85,7 @@ func TestContainersGetTheirRequestsOnly(t *testing.T) {
 	}
 	for request, want := range map[string][]string{
 		"gpu": {"/dev/nvidia0", "/dev/nvidiactl", "NVIDIA_VISIBLE_DEVICES", "TOPODRA_GPU_0000_01_00_0"},
-		"nic": {"/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0", "NCCL_IB_HCA", "TOPODRA_NIC_0000_02_00_0", "UCX_NET_DEVICES"},
+		"nic": {"/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0", "NCCL_IB_HCA", "TOPODRA_GPU_NICS", "TOPODRA_NIC_0000_02_00_0", "UCX_NET_DEVICES"},
 	} {
 		var got []string
 		for _, prepared := range p.Devices {
@@ -263,7 +263,7 @@ func TestBadConfigurations(t *testing.T) {
 		"unknown field":      {withConfig(fromClaim, `{`+head+`,"rdmaa":"none"}`, "nic"), `status.allocation.devices.config[0] (FromClaim).opaque.parameters.rdmaa: unknown field`},
 		"repeated field":     {withConfig(fromClaim, `{`+head+`,"rdma":"none","rdma":"none"}`, "nic"), `parameters.rdma: duplicate field`},
 		"wrong case":         {withConfig(fromClaim, `{`+head+`,"RDMA":"none"}`, "nic"), `parameters.RDMA: unknown field`},
-		"bad value":          {withConfig(fromClaim, `{`+head+`,"rdma":"exclusive"}`, "nic"), `parameters.rdma: "exclusive" is not known, want shared or none`},
+		"bad value":          {withConfig(fromClaim, `{`+head+`,"rdma":"host"}`, "nic"), `parameters.rdma: "host" is not known, want exclusive, shared or none`},
 		"bad type":           {withConfig(fromClaim, `{`+head+`,"rdma":1}`, "nic"), `rdma`},
 		"wrong kind":         {withConfig(fromClaim, `{"apiVersion":"topodra.dev/v1alpha1","kind":"Config"}`, "nic"), `parameters.kind: "Config" is not known, want GPUConfig or NICConfig`},
 		"wrong version":      {withConfig(fromClaim, `{"apiVersion":"topodra.dev/v2","kind":"NICConfig"}`, "nic"), `parameters.apiVersion: "topodra.dev/v2" is not known, want "topodra.dev/v1alpha1"`},

@@ -56,6 +56,9 @@ func (m *Manager) Recover(ctx context.Context) error {
 			logger.Error(err, "CDI file without a claim could not be removed", "claimUID", uid)
 		}
 	}
+	if err := m.NICs.Recover(ctx, m.Known); err != nil {
+		logger.Error(err, "NICs of claims that are gone could not be released")
+	}
 	m.removeLeftovers()
 	m.Recorder.PreparedClaims(m.index.prepared())
 	return nil
@@ -68,7 +71,7 @@ func (m *Manager) recoverClaim(ctx context.Context, uid types.UID) error {
 	}
 	if rec.BootID != m.BootID {
 		klog.FromContext(ctx).Info("Forgetting a claim that was prepared before the node was rebooted", "claim", rec.claim())
-		return m.forget(uid)
+		return m.forget(ctx, uid)
 	}
 	if err := m.index.held(uid, rec.holdKeys()); err != nil {
 		klog.FromContext(ctx).Error(err, "Two claims in the journal have the same device", "claim", rec.claim())

@@ -39,15 +39,15 @@ type appliedConfig struct {
 
 func (r result) adminAccess() bool { return r.AdminAccess != nil && *r.AdminAccess }
 
-// nic returns the configuration of a NIC; it has been checked that all fit.
-func (r result) nic() v1alpha1.NICConfig {
-	config := v1alpha1.NICConfig{}
+// nic returns the configuration of a NIC and where it is in the claim; it has been
+// checked that all fit.
+func (r result) nic() (config v1alpha1.NICConfig, path string) {
 	for _, c := range r.configs {
 		if nic, ok := c.config.(*v1alpha1.NICConfig); ok {
-			config = *nic
+			config, path = *nic, c.path
 		}
 	}
-	return config
+	return config, path
 }
 
 // fits returns an error when a configuration is for another kind of device.

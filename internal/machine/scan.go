@@ -29,6 +29,8 @@ type Scanner struct {
 	// Host completes the links of sysfs from the live kernel; nil for copies of
 	// sysfs and simulated machines. See netdev.Host.
 	Host func([]netdev.Link) ([]netdev.Link, error)
+	// Away returns the NICs that are in pods; nil for none. See Away.
+	Away func() ([]Away, error)
 	// Simulated and Unknown describe a simulated machine; see Snapshot and pci.Tree.
 	Simulated string
 	Unknown   *pci.Unknown
@@ -36,6 +38,14 @@ type Scanner struct {
 	pci   *pci.Reader
 	rates map[portKey]int // of ports when they were active last, Gbit/s
 	links []netdev.Link   // when netlink answered last
+}
+
+// Away is what a NIC is on the host while a pod has its interface, its RDMA device or
+// both. Devices must not change while they are in use.
+type Away struct {
+	Address pci.Address
+	Link    *netdev.Link // nil when the interface stays on the host, or there is none
+	RDMA    *rdma.Device // nil when the RDMA device stays, or there is none
 }
 
 type portKey struct {
@@ -85,7 +95,32 @@ func (s *Scanner) Scan(ctx context.Context) *Snapshot {
 	slices.SortFunc(snap.GPUs, func(a, b gpu.GPU) int { return a.Address.Compare(b.Address) })
 
 	snap.joinNICs(devices)
+	if s.Away != nil {
+		away, err := s.Away()
+		snap.keepAway(away)
+		if err != nil {
+			snap.missing(PartNetdev, []error{err})
+		}
+	}
 	return snap
+}
+
+// keepAway gives NICs that are in pods what they have on the host. One that is just
+// coming back may be there under another name; what it has at home counts.
+func (s *Snapshot) keepAway(away []Away) {
+	for _, a := range away {
+		for i := range s.NICs {
+			if s.NICs[i].Address != a.Address {
+				continue
+			}
+			if a.Link != nil {
+				s.NICs[i].Links = []netdev.Link{*a.Link}
+			}
+			if a.RDMA != nil {
+				s.NICs[i].RDMA = a.RDMA
+			}
+		}
+	}
 }
 
 // keepRates gives ports that are down the rate that they had when they were

@@ -30,6 +30,9 @@ type Metrics struct {
 	prepared  prometheus.Gauge
 	setAside  *prometheus.CounterVec
 	refused   *prometheus.CounterVec
+	attach    *prometheus.HistogramVec
+	connected prometheus.Gauge
+	preflight *prometheus.CounterVec
 }
 
 // Label values that are known beforehand.
@@ -86,9 +89,20 @@ func New() *Metrics {
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "topodra_publish_errors_total", Help: "Times that the API server refused ResourceSlices or dropped fields of them.",
 		}, []string{"reason"}),
+		attach: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "topodra_attach_duration_seconds", Help: "Time to move the NICs of a pod into it when its sandbox starts, by result.",
+			Buckets: []float64{.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2},
+		}, []string{"result"}),
+		connected: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "topodra_nri_connected", Help: "1 while the container runtime tells the agent of sandboxes (NRI). Without it no pod gets NICs.",
+		}),
+		preflight: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "topodra_preflight_findings_total", Help: "What was found wrong with devices when claims were prepared, by check and level; the log and the claim's status say more.",
+		}, []string{"check", "level"}),
 	}
 	m.registry.MustRegister(
 		m.requests, m.latency, m.devices, m.excluded, m.published, m.missing, m.scans, m.scanTime, m.fallback, m.prepared, m.setAside, m.refused,
+		m.attach, m.connected, m.preflight,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	for _, method := range methods {
@@ -106,6 +120,14 @@ func New() *Metrics {
 	for _, reason := range setAsideReasons {
 		m.setAside.WithLabelValues(reason)
 	}
+	for _, result := range []string{resultOK, resultError} {
+		m.attach.WithLabelValues(result)
+	}
+	for check := range v1alpha1.PreflightChecks {
+		for _, level := range []v1alpha1.PreflightLevel{v1alpha1.PreflightFail, v1alpha1.PreflightWarn} {
+			m.preflight.WithLabelValues(string(check), string(level))
+		}
+	}
 	for _, reason := range publishReasons {
 		m.refused.WithLabelValues(reason)
 	}
@@ -120,6 +142,28 @@ func (m *Metrics) Call(method string, took time.Duration, err error) {
 	}
 	m.requests.WithLabelValues(method, result).Inc()
 	m.latency.WithLabelValues(method, result).Observe(took.Seconds())
+}
+
+// NICsAttached counts one claim whose NICs were moved into a pod.
+func (m *Metrics) NICsAttached(took time.Duration, err error) {
+	result := resultOK
+	if err != nil {
+		result = resultError
+	}
+	m.attach.WithLabelValues(result).Observe(took.Seconds())
+}
+
+// NRIConnected tells whether the container runtime is connected.
+func (m *Metrics) NRIConnected(yes bool) {
+	m.connected.Set(0)
+	if yes {
+		m.connected.Set(1)
+	}
+}
+
+// PreflightFound counts one finding.
+func (m *Metrics) PreflightFound(check v1alpha1.PreflightCheck, level v1alpha1.PreflightLevel) {
+	m.preflight.WithLabelValues(string(check), string(level)).Inc()
 }
 
 // PublishFailed counts trouble with ResourceSlices.

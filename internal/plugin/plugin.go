@@ -146,7 +146,7 @@ func devices(prepared claims.Prepared) []kubeletplugin.Device {
 			DeviceName:   d.Name,
 			CDIDeviceIDs: d.CDIDeviceIDs,
 			ShareID:      d.ShareID,
-			Metadata:     &kubeletplugin.DeviceMetadata{Attributes: d.Attributes},
+			Metadata:     &kubeletplugin.DeviceMetadata{Attributes: d.Attributes, NetworkData: d.Network},
 		})
 	}
 	return out

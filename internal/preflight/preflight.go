@@ -75,7 +75,7 @@ func (c *Checker) Check(tree *pci.Tree, subjects ...Subject) []Finding {
 	for _, s := range subjects {
 		for _, check := range checks {
 			level := c.Level(check.name)
-			if level == v1alpha1.PreflightSkip {
+			if level == v1alpha1.PreflightOff {
 				continue
 			}
 			for _, p := range check.look(c, tree, s) {

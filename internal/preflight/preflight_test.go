@@ -133,7 +133,7 @@ func TestCheck(t *testing.T) {
 		"a mode that cannot be told":       {subject: asks(v1alpha1.RDMAExclusive)},
 		"exclusive on a shared node":       {mode: "shared", subject: asks(v1alpha1.RDMAExclusive), want: []string{"netnsMode: the claim asks for RDMA device mlx5_0 exclusively, but the node's RDMA subsystem is shared: run 'rdma system set netns exclusive' before the first container of the node starts (or load ib_core with netns_mode=0), or ask for 'rdma: shared'"}},
 		"shared on an exclusive node":      {mode: "exclusive", subject: asks(v1alpha1.RDMAShared), want: []string{"netnsMode: the claim asks for RDMA device mlx5_0 shared, but the node's RDMA subsystem is exclusive: ask for 'rdma: exclusive', or run 'rdma system set netns shared' before the first container of the node starts (or load ib_core with netns_mode=1)"}},
-		"a skipped check says nothing":     {mode: "shared", subject: asks(v1alpha1.RDMAExclusive), skip: v1alpha1.CheckNetnsMode},
+		"a check that is off says nothing": {mode: "shared", subject: asks(v1alpha1.RDMAExclusive), skip: v1alpha1.CheckNetnsMode},
 		"a device in another namespace":    {set: map[string]string{"class/infiniband/mlx5_0": absent}, want: []string{"portActive: RDMA device mlx5_0 is not in the node's network namespace: another pod has it still, or its driver was unloaded; look for it with 'rdma dev' there"}},
 		"no carrier":                       {set: map[string]string{"port1/state": down}, want: []string{"portActive: port 1 of RDMA device mlx5_0 (Ethernet) is DOWN: its interface eth1 has no carrier; check the cable and the switch port"}},
 		"an interface that is off":         {set: map[string]string{"port1/state": down, "eth1/flags": "0x1002"}, want: []string{"portActive: port 1 of RDMA device mlx5_0 (Ethernet) is DOWN: its interface eth1 is switched off; run 'ip link set eth1 up'"}},
@@ -187,7 +187,7 @@ func TestCheck(t *testing.T) {
 				}
 				return test.mode, nil
 			}
-			c.Level = v1alpha1.DriverConfig{Preflight: map[v1alpha1.PreflightCheck]v1alpha1.PreflightLevel{test.skip: v1alpha1.PreflightSkip}}.PreflightLevel
+			c.Level = v1alpha1.DriverConfig{Preflight: map[v1alpha1.PreflightCheck]v1alpha1.PreflightLevel{test.skip: v1alpha1.PreflightOff}}.PreflightLevel
 			// A second NIC of the same GPU does not say the GPU's faults again.
 			got := c.Check(readTree(t, c.Sysfs), s, s)
 			var texts []string

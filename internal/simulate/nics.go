@@ -28,6 +28,26 @@ func (n *NIC) isUp() bool {
 	return slices.ContainsFunc(n.Ports, func(p Port) bool { return p.State == "ACTIVE" })
 }
 
+// Interface is a network interface of a simulated NIC.
+type Interface struct{ Address, Name string }
+
+// Interfaces returns the interfaces of NICs with a PCI address. A RoCE device never is
+// without one: where the file has no name for it, one is made up.
+func (m *Machine) Interfaces() []Interface {
+	var out []Interface
+	for i := range m.NICs {
+		n := &m.NICs[i]
+		switch {
+		case n.Address == nil:
+		case n.Netdev != "":
+			out = append(out, Interface{*n.Address, n.Netdev})
+		case n.isRDMA() && !n.isInfiniBand():
+			out = append(out, Interface{*n.Address, fmt.Sprintf("fabric%d", len(out))})
+		}
+	}
+	return out
+}
+
 // nics lays out the network interfaces and RDMA devices. A NIC without an
 // address has no place in the tree; its interface is built as a virtual one
 // when the tree is complete, so that nothing else can be below it.

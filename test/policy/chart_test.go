@@ -84,7 +84,7 @@ func TestTwoAgentsFitOnANode(t *testing.T) {
 func TestHostPaths(t *testing.T) {
 	want := []string{
 		"/ Directory", "/data/kubelet/plugins/topodra.dev DirectoryOrCreate", "/data/kubelet/plugins_registry Directory",
-		"/dev Directory", "/var/run/cdi DirectoryOrCreate",
+		"/dev Directory", "/var/run/cdi DirectoryOrCreate", "/var/run/netns DirectoryOrCreate", "/var/run/nri DirectoryOrCreate",
 	}
 	var got []string
 	pod := daemonSet(t, render(t, "--set", "kubeletDir=/data/kubelet")).Spec.Template.Spec

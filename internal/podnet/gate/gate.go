@@ -1,0 +1,160 @@
+// Package gate lets a container of a claim start only when the claim's NICs are in its
+// network namespace. The container runtime runs it as a CDI hook (createRuntime) in the
+// host's namespaces, whatever else went wrong: NRI switched off, the driver gone, a
+// sandbox that the driver was never told of.
+package gate
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Attachment is the part of a NIC's record that tells which pod has it.
+type Attachment struct {
+	// Inode of the network namespace that has the NIC complete, 0 for none.
+	Inode uint64 `json:"attached,omitempty"`
+	// Interface is the NIC's name there, "" for a NIC without one.
+	Interface string `json:"interface,omitempty"`
+	// Pod is namespace/name, for sentences.
+	Pod string `json:"pod,omitempty"`
+}
+
+// StatusFile holds, beside the records, why the driver could not be told of sandboxes;
+// it is absent while the driver is connected to the container runtime.
+const StatusFile = "nri-down"
+
+// LockFile is locked by every process of the driver that runs.
+const LockFile = "instances.lock"
+
+// Gate says which NICs a container must have.
+type Gate struct {
+	Dir       string   // of the records
+	Claims    string   // directory of the claims' journal, for LockFile
+	Addresses []string // PCI addresses of the NICs
+	Proc      string   // "/proc"
+}
+
+// Check reads the OCI state of a container and returns one sentence, for the event of
+// the pod, when it must not start.
+func (g Gate) Check(state io.Reader) error {
+	var container struct {
+		PID int `json:"pid"`
+	}
+	if err := json.NewDecoder(io.LimitReader(state, 1<<20)).Decode(&container); err != nil || container.PID <= 0 {
+		return fmt.Errorf("the container runtime did not tell the container's process: %w", err)
+	}
+	process := filepath.Join(g.Proc, strconv.Itoa(container.PID))
+	pod, err := inode(filepath.Join(process, "ns/net"))
+	if err != nil {
+		return fmt.Errorf("network namespace of the container: %w", err)
+	}
+	host, err := inode(filepath.Join(g.Proc, "self/ns/net"))
+	if err != nil {
+		return fmt.Errorf("network namespace of the host: %w", err)
+	}
+	if pod == host {
+		return nil // hostNetwork: the NIC stays where the pod is
+	}
+	names, err := interfaces(filepath.Join(process, "net/dev"))
+	if err != nil {
+		return fmt.Errorf("interfaces of the container: %w", err)
+	}
+	for _, address := range g.Addresses {
+		if err := g.check(address, pod, names); err != nil {
+			return fmt.Errorf("NIC %s: %w", address, err)
+		}
+	}
+	return nil
+}
+
+func (g Gate) check(address string, pod uint64, names map[string]bool) error {
+	a, err := Read(g.Dir, address)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errors.New("its claim is not prepared on this node any more: delete the pod")
+	case err != nil:
+		return err
+	case a.Inode == pod && (a.Interface == "" || names[a.Interface]):
+		return nil
+	case a.Inode == pod:
+		return fmt.Errorf("its interface %s has left the pod: the NIC was removed, or moved by someone; delete the pod", a.Interface)
+	case a.Inode != 0:
+		return fmt.Errorf("it is in pod %s: a claim with a NIC serves one pod, give each pod its own by a ResourceClaimTemplate", a.Pod)
+	}
+	return fmt.Errorf("it is not in the pod's network namespace yet, because %s; the container is tried again by itself", g.why())
+}
+
+// why says what keeps the driver from moving NICs.
+func (g Gate) why() string {
+	if !locked(filepath.Join(g.Claims, LockFile)) {
+		return "the topodra agent does not run on this node"
+	}
+	if text, err := os.ReadFile(filepath.Join(g.Dir, StatusFile)); err == nil {
+		return "the topodra agent has no connection to the container runtime's NRI: " + strings.TrimSpace(string(text))
+	}
+	return "the topodra agent was not told of the sandbox in time; its log says more"
+}
+
+// Read reads the attachment of the NIC at a PCI address.
+func Read(dir, address string) (Attachment, error) {
+	var a Attachment
+	content, err := os.ReadFile(filepath.Join(dir, address+".json"))
+	if err != nil {
+		return a, err
+	}
+	if err := json.Unmarshal(content, &a); err != nil {
+		return a, fmt.Errorf("record of the NIC: %w", err)
+	}
+	return a, nil
+}
+
+// locked tells whether somebody holds a lock on a file.
+func locked(file string) bool {
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	question := unix.Flock_t{Type: unix.F_WRLCK}
+	err = unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &question)
+	return err == nil && question.Type != unix.F_UNLCK
+}
+
+func inode(file string) (uint64, error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return 0, err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, errors.New("no inode")
+	}
+	return stat.Ino, nil
+}
+
+// interfaces reads /proc/PID/net/dev, which shows the namespace of that process.
+func interfaces(file string) (map[string]bool, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names := map[string]bool{}
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if name, _, ok := strings.Cut(lines.Text(), ":"); ok {
+			names[strings.TrimSpace(name)] = true
+		}
+	}
+	return names, nil
+}

@@ -1,0 +1,255 @@
+package podnet
+
+import (
+	"errors"
+	"fmt"
+	iofs "io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// namespace is an open network namespace. Sockets made in a namespace stay in it, so
+// netlink needs no thread there; only sysctls and sysfs do.
+type namespace struct {
+	*netlink.Handle
+	fd    netns.NsHandle
+	inode uint64
+	path  string // as the container runtime names it; "" for the host's
+}
+
+// families are what a namespace needs of netlink.
+var families = []int{unix.NETLINK_ROUTE, unix.NETLINK_RDMA}
+
+// hostNamespace opens the namespace that this process runs in, which is the host's.
+func hostNamespace() (*namespace, error) { return openNamespace("/proc/self/ns/net", "") }
+
+// podNamespace opens the namespace of a sandbox.
+func podNamespace(path string) (*namespace, error) { return openNamespace(path, path) }
+
+func openNamespace(file, path string) (*namespace, error) {
+	fd, err := netns.GetFromPath(file)
+	if err != nil {
+		return nil, fmt.Errorf("network namespace %s: %w", file, err)
+	}
+	n := &namespace{fd: fd, path: path}
+	if n.inode, err = inode(file); err == nil {
+		n.Handle, err = openHandle(fd)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("network namespace %s: %w", file, err), fd.Close())
+	}
+	return n, nil
+}
+
+// openHandle leaves RDMA out on kernels that lack it.
+func openHandle(fd netns.NsHandle) (*netlink.Handle, error) {
+	h, err := netlink.NewHandleAt(fd, families...)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return netlink.NewHandleAt(fd, unix.NETLINK_ROUTE)
+	}
+	return h, err
+}
+
+// inode identifies a namespace. A path whose namespace has ended is a plain file, or
+// gone.
+func inode(file string) (uint64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(file, &fs); err != nil {
+		return 0, err
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return 0, iofs.ErrNotExist
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(file, &stat); err != nil {
+		return 0, err
+	}
+	return stat.Ino, nil
+}
+
+func (n *namespace) close() {
+	n.Close() // sockets
+	_ = n.fd.Close()
+}
+
+// do runs f on a thread in the namespace.
+func (n *namespace) do(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		back, err := netns.Get()
+		if err == nil {
+			defer back.Close()
+			err = netns.Set(n.fd)
+		}
+		if err == nil {
+			err = f()
+			if netns.Set(back) == nil {
+				runtime.UnlockOSThread() // else the thread ends with this goroutine
+			}
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// sysfs calls f with a directory that holds the sysfs of the namespace: its class/net
+// and class/infiniband show what is in the namespace that mounted it.
+func (n *namespace) sysfs(f func(dir string) error) error {
+	return n.do(func() error {
+		fs, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+		if err != nil {
+			return fmt.Errorf("sysfs: %w", err)
+		}
+		defer unix.Close(fs)
+		if err := unix.FsconfigCreate(fs); err != nil {
+			return fmt.Errorf("sysfs: %w", err)
+		}
+		// The mount is attached nowhere and ends with its descriptor.
+		mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY)
+		if err != nil {
+			return fmt.Errorf("sysfs: %w", err)
+		}
+		defer unix.Close(mount)
+		return f(fmt.Sprintf("/proc/self/fd/%d", mount))
+	})
+}
+
+// find returns the interface with a parent, nil if it is not in the namespace.
+func (n *namespace) find(parent string) (netlink.Link, error) {
+	links, err := whole(n.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, l := range links {
+		if ParentOf(l) == parent {
+			return l, nil
+		}
+	}
+	return nil, nil
+}
+
+// simulatedAlias begins the alias of an interface that stands for a simulated NIC; its
+// PCI address follows. Such an interface has no parent device.
+const simulatedAlias = "topodra-simulated/"
+
+// SimulatedAlias is the alias of the interface that stands for the NIC at a PCI
+// address of a simulated machine.
+func SimulatedAlias(address string) string { return simulatedAlias + address }
+
+// ParentOf names the device below an interface, "pci/0000:1d:00.0" or "virtio/virtio3",
+// and "" for virtual interfaces. It stays the same in every network namespace and
+// whatever the interface is called (IFLA_PARENT_DEV_NAME, Linux 5.14 and later).
+func ParentOf(l netlink.Link) string {
+	a := l.Attrs()
+	switch {
+	case a.ParentDev != "":
+		return a.ParentDevBus + "/" + a.ParentDev
+	case strings.HasPrefix(a.Alias, simulatedAlias):
+		return a.Alias
+	}
+	return ""
+}
+
+// move puts an interface of the namespace into another one under a name. The kernel
+// does both in one step: a name that is taken there neither stops the interface
+// under its present name nor makes it "dev9".
+func (n *namespace) move(l netlink.Link, to *namespace, name string) error {
+	socket, err := nl.GetNetlinkSocketAt(n.fd, netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("netlink: %w", err)
+	}
+	defer socket.Close()
+	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(l.Attrs().Index)
+	req.AddData(msg)
+	req.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.fd))))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	_, err = req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// rdma returns the RDMA device with a name or, should it have been renamed, with a
+// node GUID as netlink prints it; nil if it is not in the namespace.
+func (n *namespace) rdma(name, guid string) (*netlink.RdmaLink, error) {
+	links, err := whole(n.RdmaLinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list RDMA devices: %w", err)
+	}
+	var renamed *netlink.RdmaLink
+	for _, l := range links {
+		switch {
+		case l.Attrs.Name == name:
+			return l, nil
+		case guid != "" && l.Attrs.NodeGuid == guid:
+			renamed = l
+		}
+	}
+	return renamed, nil
+}
+
+// dumpTries bounds how often a list is asked for that changes while it is read.
+const dumpTries = 10
+
+// whole repeats a dump until nothing changed during it.
+func whole[T any](dump func() ([]T, error)) (list []T, err error) {
+	for range dumpTries {
+		if list, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return list, err
+}
+
+// sysctls are the settings of an interface that the kernel resets when it changes its
+// namespace.
+var sysctls = []string{
+	"ipv4/arp_announce", "ipv4/arp_filter", "ipv4/arp_ignore", "ipv4/rp_filter", "ipv4/accept_local",
+	"ipv6/disable_ipv6", "ipv6/accept_ra", "ipv6/autoconf", "ipv6/addr_gen_mode",
+}
+
+func sysctlFile(key, ifName string) string {
+	family, name, _ := strings.Cut(key, "/")
+	return filepath.Join("/proc/sys/net", family, "conf", ifName, name)
+}
+
+func (n *namespace) readSysctls(ifName string) (map[string]string, error) {
+	values := map[string]string{}
+	err := n.do(func() error {
+		for _, key := range sysctls {
+			// One that the kernel lacks, as all of ipv6 may be, is left out.
+			if value, err := os.ReadFile(sysctlFile(key, ifName)); err == nil {
+				values[key] = strings.TrimSpace(string(value))
+			}
+		}
+		return nil
+	})
+	return values, err
+}
+
+// writeSysctls sets what differs.
+func (n *namespace) writeSysctls(ifName string, values map[string]string) error {
+	return n.do(func() error {
+		var errs []error
+		for key, value := range values {
+			file := sysctlFile(key, ifName)
+			old, err := os.ReadFile(file)
+			if err != nil || strings.TrimSpace(string(old)) == value {
+				continue
+			}
+			if err := os.WriteFile(file, []byte(value), 0); err != nil {
+				errs = append(errs, fmt.Errorf("sysctl net.%s of %s: %w", strings.ReplaceAll(key, "/", "."), ifName, err))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}

@@ -1,0 +1,71 @@
+package podnet
+
+import (
+	"context"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// firstLook is how soon a NIC is looked for that was not back; the pause doubles up
+	// to lastLook. Its interface announces itself, its RDMA device a moment later.
+	firstLook = 50 * time.Millisecond
+	lastLook  = 10 * time.Second
+)
+
+// Run brings home NICs that the kernel returns by itself, when the network namespace of
+// a pod ends without the driver having seen to it. It sleeps until the kernel announces
+// an interface of hardware on the host, or Wake is called.
+func (m *Mover) Run(ctx context.Context) {
+	links := make(chan netlink.LinkUpdate, 64)
+	failed := func(err error) {
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "The return of NICs is noticed late: interfaces cannot be watched")
+		}
+	}
+	if err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed}); err != nil {
+		failed(err)
+	}
+	pause := time.Duration(0)
+	for {
+		var timer <-chan time.Time
+		if pause > 0 {
+			timer = time.After(pause)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case u, open := <-links:
+			if !open {
+				links = nil
+				continue
+			}
+			if u.Link == nil || ParentOf(u.Link) == "" {
+				continue // of a pod, or virtual
+			}
+			pause = 0
+		case <-m.wake:
+			pause = 0
+		case <-timer:
+		}
+		outstanding, err := m.Reconcile(ctx)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "NICs are not all home; it is tried again")
+		}
+		if outstanding == 0 && err == nil {
+			pause = 0
+		} else {
+			pause = min(max(2*pause, firstLook), lastLook)
+		}
+	}
+}
+
+// Wake makes Run look for NICs that are still away.
+func (m *Mover) Wake() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
