@@ -52,6 +52,10 @@ endif
 test-vm: ## a QEMU guest with real PCIe switches, SR-IOV and RDMA: topology and kernel facts (root, 3 minutes)
 	hack/vm/test
 
+.PHONY: test-rdma
+test-rdma: ## pods on two such guests as Kubernetes nodes, the driver installed by its chart (root, 3 minutes)
+	hack/vm/test-rdma
+
 .PHONY: bench-prepare
 bench-prepare: setup ## Prepare and Unprepare against a real kube-apiserver, beside the floor
 	go test ./test/bench -run '^$$' -bench '^BenchmarkPrepare$$' -benchtime 1x -timeout 20m
