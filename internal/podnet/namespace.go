@@ -91,10 +91,12 @@ func (n *namespace) do(f func() error) error {
 		}
 		if err == nil {
 			err = f()
-			if netns.Set(back) == nil {
-				runtime.UnlockOSThread() // else the thread ends with this goroutine
+			if back := netns.Set(back); back != nil {
+				// This may be the thread whose namespace stands for that of the process.
+				panic(fmt.Sprintf("cannot leave a pod's network namespace: %v", back))
 			}
 		}
+		runtime.UnlockOSThread()
 		done <- err
 	}()
 	return <-done

@@ -186,6 +186,9 @@ func (p *planning) plan(r Request) (Plan, error) {
 	if link == nil && record == nil && len(r.NIC.Links) > 0 && !p.Simulated {
 		return plan, fmt.Errorf("interface %s of NIC %s is not on the host: is its driver being reloaded?", r.NIC.IfName(), r.Device)
 	}
+	if err := p.notUplink(r, link); err != nil {
+		return plan, err
+	}
 	plan.Stays = p.stays(r, link)
 	moves := (link != nil || record != nil && record.Parent != "") && plan.Stays == ""
 	if err := r.needs(plan, moves, p.exclusive); err != nil {
@@ -253,6 +256,24 @@ func (p *planning) link(nic machine.NIC) netlink.Link {
 			return l
 		case l.Attrs().Name == nic.IfName() && ParentOf(l) != "" && !p.Simulated:
 			return l
+		}
+	}
+	return nil
+}
+
+// notUplink looks once more at what the newest scan has ruled out: taking the uplink away
+// would cut the node off.
+func (p *planning) notUplink(r Request, link netlink.Link) error {
+	if link == nil {
+		return nil
+	}
+	routes, err := p.host.routes(link)
+	if err != nil {
+		return fmt.Errorf("routes of %s: %w", link.Attrs().Name, err)
+	}
+	for _, route := range routes {
+		if route.To.Bits() == 0 && route.Table == unix.RT_TABLE_MAIN {
+			return fmt.Errorf("NIC %s is the node's uplink, the default route leaves through %s: it is never moved into a pod", r.Device, link.Attrs().Name)
 		}
 	}
 	return nil

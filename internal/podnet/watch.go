@@ -28,7 +28,7 @@ func (m *Mover) Run(ctx context.Context) {
 	if err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed}); err != nil {
 		failed(err)
 	}
-	pause := time.Duration(0)
+	pause := firstLook // one look, for what came back before
 	for {
 		var timer <-chan time.Time
 		if pause > 0 {

@@ -91,7 +91,8 @@ func Keep(ctx context.Context, nics []NIC) {
 		byPlug[plug(n.Address)] = n
 	}
 	for u := range updates {
-		if u.Header.Type != unix.RTM_DELLINK || u.Link == nil {
+		// The bridge announces with its own family that a port leaves it.
+		if u.Header.Type != unix.RTM_DELLINK || u.Link == nil || u.IfInfomsg.Family != unix.AF_UNSPEC {
 			continue
 		}
 		n, ours := byPlug[u.Attrs().Name]
@@ -100,7 +101,7 @@ func Keep(ctx context.Context, nics []NIC) {
 		}
 		bridge, err := fabric()
 		if err == nil {
-			err = add(bridge, n, "dev%d")
+			err = comeBack(bridge, n)
 		}
 		if err != nil {
 			logger.Error(err, "A simulated NIC does not come back", "nic", n.Address)
@@ -108,6 +109,20 @@ func Keep(ctx context.Context, nics []NIC) {
 		}
 		logger.V(2).Info("A simulated NIC came back from a network namespace that ended", "nic", n.Address)
 	}
+}
+
+// comeBack makes an interface that ended. The new name comes last: the kernel announces it,
+// but not the alias of an interface that is down.
+func comeBack(bridge netlink.Link, n NIC) error {
+	name := "n" + plug(n.Address)
+	if err := add(bridge, n, name); err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkSetName(link, "dev%d")
+	}
+	return err
 }
 
 func fabric() (netlink.Link, error) {
