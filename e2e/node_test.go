@@ -90,6 +90,9 @@ func (s *space) checkNode(ctx context.Context, t *testing.T, node string) {
 		if len(found.preparing) > 0 {
 			return fmt.Sprintf("half prepared: %v", found.preparing), nil
 		}
+		if len(want) == 0 {
+			return s.nicsHome(ctx, node)
+		}
 		return "", nil
 	})
 	if err != nil {

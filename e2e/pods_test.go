@@ -36,6 +36,15 @@ func newSpace(t *testing.T) *space {
 		t.Skip(skipReason)
 	}
 	s := &space{Cluster: cluster, name: strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))}
+	for node := range machines {
+		if atHome[node] == nil { // the first test
+			nics, err := s.hostNICs(t.Context(), node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			atHome[node] = nics
+		}
+	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.name}}
 	if _, err := cluster.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

@@ -41,7 +41,9 @@ type node struct {
 	devices fakeInventory
 	gpus    fakeGPUs
 	nics    fakeNICs
-	metrics fakeRecorder
+
+	preflight fakePreflight
+	metrics   fakeRecorder
 }
 
 func newNode(t testing.TB) *node {
@@ -107,7 +109,7 @@ func (n *node) unrecovered() *Manager {
 	m, err := New(Options{
 		Dir: n.journalDir(), CDI: n.store(),
 		CharDevices: cdi.CharDevices{Root: filepath.Join(n.dir, "root"), HostRoot: "/"},
-		Inventory:   &n.devices, GPUs: &n.gpus, NICs: &n.nics, Recorder: &n.metrics,
+		Inventory:   &n.devices, GPUs: &n.gpus, NICs: &n.nics, Preflight: &n.preflight, Recorder: &n.metrics,
 		Gate:   Gate{Path: "/hook", Records: "/records", Claims: "/claims"},
 		Driver: driver, Pool: pool, BootID: n.boot,
 		Retry: &Retry{},

@@ -68,7 +68,10 @@ func (e *AwayError) Error() string {
 }
 
 // ConfigError is a fault of the user's configuration. Trying again does not help.
-type ConfigError struct{ error }
+type ConfigError struct{ Fault error }
+
+func (e ConfigError) Error() string { return e.Fault.Error() }
+func (e ConfigError) Unwrap() error { return e.Fault }
 
 // Plan decides how NICs get into the pods of a claim, and writes down where they are at
 // home. It changes no interface. An *AwayError or a netlink error may go away by
