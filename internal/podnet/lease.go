@@ -11,18 +11,31 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
 // Lease is what a DHCP server gave.
 type Lease struct {
 	Addresses []Address
 	Routes    []Route
+	Term      time.Duration // how long the address is ours; 0 for ever
+}
+
+// Renewal is when a lease of a NIC in a pod is to be renewed.
+type Renewal struct {
+	Address netip.Addr    `json:"address"`
+	Term    time.Duration `json:"term"`
+	At      time.Time     `json:"at,omitzero"` // zero while the NIC is in no pod
 }
 
 const (
 	// leaseTry is how long one question waits for an answer; leaseTries bounds them.
 	leaseTry   = time.Second
-	leaseTries = 4
+	leaseTries = 2
+	// infinite is the lease time that never ends (RFC 2131, 3.3).
+	infinite = 0xffffffff * time.Second
+	// renewRetry is when a renewal that failed is tried again.
+	renewRetry = 30 * time.Second
 	// carrierWait bounds the wait for the link of an interface that was down.
 	carrierWait = 5 * time.Second
 )
@@ -59,6 +72,9 @@ func leaseOf(ack *dhcpv4.DHCPv4) (Lease, error) {
 		return Lease{}, errors.New("the DHCP server's answer has no address with a subnet mask")
 	}
 	lease := Lease{Addresses: []Address{{Prefix: netip.PrefixFrom(addr, bits)}}}
+	if term := ack.IPAddressLeaseTime(0); term != infinite {
+		lease.Term = term
+	}
 	for _, r := range ack.ClasslessStaticRoute() {
 		to, ok := prefixOf(r.Dest)
 		if !ok || to.Bits() == 0 {
@@ -84,4 +100,71 @@ func waitCarrier(ctx context.Context, name string) error {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+}
+
+// renewLeases renews what is due and returns when to come again, the zero time for never.
+func (m *Mover) renewLeases(ctx context.Context) time.Time {
+	away, err := m.away()
+	if err != nil {
+		return time.Time{}
+	}
+	var next time.Time
+	for _, r := range away {
+		if r.Renewal == nil || r.Renewal.At.IsZero() {
+			continue
+		}
+		at := r.Renewal.At
+		if !at.After(time.Now()) {
+			at = time.Now().Add(r.Renewal.Term / 2)
+			if err := m.renew(ctx, r, at); err != nil {
+				at = time.Now().Add(min(renewRetry, r.Renewal.Term/4))
+				klog.FromContext(ctx).Error(err, "A DHCP lease could not be renewed; it is tried again", "nic", r.Address, "pod", r.where())
+			}
+		}
+		if next.IsZero() || at.Before(next) {
+			next = at
+		}
+	}
+	return next
+}
+
+// renew asks in the pod for the address that the NIC has.
+func (m *Mover) renew(ctx context.Context, r *Record, next time.Time) error {
+	path := m.pathOf(r.Inode)
+	if path == "" {
+		return errors.New("its sandbox is not known")
+	}
+	pod, err := podNamespace(path)
+	if err != nil {
+		return err
+	}
+	defer pod.close()
+	var client *nclient4.Client
+	// The client's socket is made, and stays, in the pod's namespace.
+	err = pod.do(func() (err error) {
+		client, err = nclient4.New(r.Interface, nclient4.WithTimeout(leaseTry), nclient4.WithRetry(leaseTries))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("DHCP client: %w", err)
+	}
+	defer client.Close()
+	answer, err := client.Request(ctx, dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(r.Renewal.Address.AsSlice())))
+	if err != nil {
+		return fmt.Errorf("no DHCP server answered on %s: %w", r.Interface, err)
+	}
+	if got := addrOf(answer.ACK.YourIPAddr); got != r.Renewal.Address {
+		return fmt.Errorf("the DHCP server has given %s to someone else, and offers %s: delete the pod", r.Renewal.Address, got)
+	}
+	unlock, err := m.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now, err := m.read(r.Address)
+	if err != nil || now == nil || now.Inode != r.Inode {
+		return err // it has left the pod meanwhile
+	}
+	now.Renewal.At = next
+	return m.write(now)
 }

@@ -195,6 +195,10 @@ func (m *Mover) attach(pod *namespace, sandbox Sandbox, claim Claim, plan Plan) 
 	}
 	step("attach: set up")
 	r.Inode, r.AttachedAt = pod.inode, m.now()
+	if r.Renewal != nil {
+		r.Renewal.At = time.Now().Add(r.Renewal.Term / 2)
+		defer m.Wake()
+	}
 	return m.write(r)
 }
 
@@ -367,6 +371,9 @@ func (m *Mover) home(host *namespace, r *Record) (bool, error) {
 	}
 	step("home: restored")
 	r.Away, r.Inode, r.Interface = false, 0, ""
+	if r.Renewal != nil {
+		r.Renewal.At = time.Time{}
+	}
 	return true, m.settle(r)
 }
 
@@ -546,15 +553,18 @@ func (m *Mover) replaceSandboxes(all []Sandbox) {
 }
 
 // running tells whether a sandbox with a network namespace runs.
-func (m *Mover) running(namespace uint64) bool {
+func (m *Mover) running(namespace uint64) bool { return m.pathOf(namespace) != "" }
+
+// pathOf returns the path of the network namespace of a running sandbox, "" for none.
+func (m *Mover) pathOf(namespace uint64) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, path := range m.sandboxes {
 		if i, err := inode(path); err == nil && i == namespace {
-			return true
+			return path
 		}
 	}
-	return false
+	return ""
 }
 
 // step is where tests end the process.

@@ -386,6 +386,9 @@ func (p *planning) inPod(r Request, record *Record) (State, error) {
 			return s, fmt.Errorf("interface %s of NIC %s was not on the host to ask for an address by DHCP", home.Name, r.Device)
 		}
 		s.Addresses, s.Routes = lease.Addresses, lease.Routes
+		if lease.Term > 0 {
+			record.Renewal = &Renewal{Address: lease.Addresses[0].Prefix.Addr(), Term: lease.Term}
+		}
 	case len(c.Addresses) > 0:
 		for _, text := range c.Addresses {
 			prefix, err := netip.ParsePrefix(text)

@@ -49,6 +49,8 @@ type Record struct {
 	Link   *netdev.Link `json:"link,omitempty"`
 	Device *rdma.Device `json:"device,omitempty"`
 
+	Renewal *Renewal `json:"renewal,omitempty"` // of an address from DHCP that ends
+
 	Claim Claim `json:"claim"`
 	// Released says that the claim is unprepared: the NIC goes home from wherever it is.
 	Released bool `json:"released,omitempty"`

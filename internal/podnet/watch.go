@@ -16,8 +16,9 @@ const (
 )
 
 // Run brings home NICs that the kernel returns by itself, when the network namespace of
-// a pod ends without the driver having seen to it. It sleeps until the kernel announces
-// an interface of hardware on the host, or Wake is called.
+// a pod ends without the driver having seen to it, and renews DHCP leases. It sleeps
+// until the kernel announces an interface of hardware on the host, a lease is due, or
+// Wake is called.
 func (m *Mover) Run(ctx context.Context) {
 	links := make(chan netlink.LinkUpdate, 64)
 	failed := func(err error) {
@@ -29,10 +30,14 @@ func (m *Mover) Run(ctx context.Context) {
 		failed(err)
 	}
 	pause := firstLook // one look, for what came back before
+	var renewal time.Time
 	for {
 		var timer <-chan time.Time
-		if pause > 0 {
+		switch {
+		case pause > 0:
 			timer = time.After(pause)
+		case !renewal.IsZero():
+			timer = time.After(time.Until(renewal))
 		}
 		select {
 		case <-ctx.Done():
@@ -59,6 +64,7 @@ func (m *Mover) Run(ctx context.Context) {
 		} else {
 			pause = min(max(2*pause, firstLook), lastLook)
 		}
+		renewal = m.renewLeases(ctx)
 	}
 }
 
