@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -290,18 +291,32 @@ func (h *handler) CreateContainer(ctx context.Context, p *api.PodSandbox, c *api
 		return nil, nil, nil
 	}
 	adjust := &api.ContainerAdjustment{}
-	limit := memoryLock()
-	adjust.AddRlimit("RLIMIT_MEMLOCK", limit, limit)
+	// What is set already is by the user, or by the agent that this one replaces: the
+	// runtime refuses a container that two plugins change alike.
+	if !hasRlimit(c, memlock) {
+		limit := memoryLock()
+		adjust.AddRlimit(memlock, limit, limit)
+	}
 	gid, ok, err := gidIndex(s.Netns, plans)
 	if err != nil {
 		klog.FromContext(h.ctx).Error(err, "GIDs of a pod could not be read; its containers start without their index", "pod", s.pod())
 	}
-	if ok {
-		value := strconv.Itoa(gid)
-		adjust.AddEnv("UCX_IB_GID_INDEX", value)
-		adjust.AddEnv("NCCL_IB_GID_INDEX", value)
+	for _, name := range []string{"UCX_IB_GID_INDEX", "NCCL_IB_GID_INDEX"} {
+		if ok && !hasEnv(c, name) {
+			adjust.AddEnv(name, strconv.Itoa(gid))
+		}
 	}
 	return adjust, nil, nil
+}
+
+const memlock = "RLIMIT_MEMLOCK"
+
+func hasRlimit(c *api.Container, kind string) bool {
+	return slices.ContainsFunc(c.GetRlimits(), func(l *api.POSIXRlimit) bool { return l.GetType() == kind })
+}
+
+func hasEnv(c *api.Container, name string) bool {
+	return slices.ContainsFunc(c.GetEnv(), func(text string) bool { return strings.HasPrefix(text, name+"=") })
 }
 
 func hasDevice(c *api.Container, uverbs string) bool {

@@ -179,7 +179,7 @@ func (p *planning) plan(r Request) (Plan, error) {
 	plan := Plan{Device: r.Device, Address: r.NIC.Address}
 	if r.NIC.RDMA != nil && r.Config.RDMA != v1alpha1.RDMANone {
 		plan.Uses, plan.Uverbs, plan.Port = r.NIC.RDMA.Name, r.NIC.RDMA.Uverbs, ethernetPort(r.NIC.RDMA)
-		plan.GIDIndex = on(r.Config.Environment.GIDIndex)
+		plan.GIDIndex = on(r.Config.Environment.GIDIndex) && !p.Simulated // which has no GIDs
 	}
 	record, err := p.record(r)
 	if err != nil {
