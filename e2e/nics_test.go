@@ -297,7 +297,7 @@ func (s *space) warning(t *testing.T, pod, want string) string {
 				return "", nil
 			}
 		}
-		return strings.Join(all, "\n"), err
+		return fmt.Sprintf("%d others: %s", len(all), strings.Join(all, "\n")), err
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -182,6 +182,8 @@ func (s *Snapshot) joinNICs(devices []rdma.Device) {
 		}
 	}
 	for _, nic := range nics {
+		// The interface of the function itself comes first.
+		slices.SortStableFunc(nic.Links, func(a, b netdev.Link) int { return cmp.Compare(a.Stands, b.Stands) })
 		s.NICs = append(s.NICs, *nic)
 	}
 	slices.SortFunc(s.NICs, func(a, b NIC) int { return a.Address.Compare(b.Address) })

@@ -21,4 +21,9 @@ type Link struct {
 	Kind         string // netlink link kind: "" for hardware, "bond", "vlan", "veth", ...
 	Addrs        []netip.Prefix
 	DefaultRoute bool // a default route of the main table leaves through it
+
+	// Stands tells what the interface stands for when that is not its PCI function
+	// itself: "representor" (of a virtual function, in switchdev mode) or "scalable
+	// function".
+	Stands string
 }

@@ -2,6 +2,7 @@ package netdev
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/topodra/topodra/internal/pci"
@@ -9,6 +10,11 @@ import (
 )
 
 const classNet = "class/net"
+
+// representor is what phys_port_name says of the interface that stands for another
+// function's port: "pf0vf3", "c1pf0sf88", "pf0hpf" (devlink_port_phys_port_name_get,
+// net/devlink/port.c). An uplink says "p0".
+var representor = regexp.MustCompile(`^(c\d+)?pf\d+((vf|sf)\d+|hpf)?$`)
 
 // Read returns the interfaces that sysfs shows, by name, without what only
 // netlink knows: kind, addresses and routes. It is enough for a copy of sysfs or
@@ -27,6 +33,13 @@ func Read(root sysfs.FS) ([]Link, []error) {
 		l := Link{Name: name}
 		if addr, ok := pci.Enclosing(target); ok {
 			l.Address = &addr
+		}
+		port, _ := root.Attr(classNet, name, "phys_port_name")
+		switch {
+		case strings.Contains(target, ".sf."):
+			l.Stands = "scalable function" // below mlx5_core.sf.N, an auxiliary device
+		case representor.MatchString(port):
+			l.Stands = "representor"
 		}
 		l.Index, _ = root.Int(classNet, name, "ifindex")
 		l.MTU, _ = root.Int(classNet, name, "mtu")

@@ -299,6 +299,9 @@ func (p *planning) stays(r Request, link netlink.Link) string {
 		return "the NIC is shared by several claims (nicSharing)"
 	case r.NIC.RDMA != nil && r.NIC.RDMA.Address == nil && link != nil:
 		return "its RDMA device is made in software, and the kernel deletes that when its interface moves"
+	case len(r.NIC.Links) > 1 && r.NIC.Links[len(r.NIC.Links)-1].Stands != "":
+		last := r.NIC.Links[len(r.NIC.Links)-1]
+		return fmt.Sprintf("its PCI function carries the %s %s too, which would lose its way to the network", last.Stands, last.Name)
 	case len(r.NIC.Links) > 1:
 		return fmt.Sprintf("its PCI function has %d interfaces (%s), and they cannot be told apart in a pod", len(r.NIC.Links), interfaceNames(r.NIC))
 	case link == nil:

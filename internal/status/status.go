@@ -3,14 +3,13 @@
 package status
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
-	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/claims"
@@ -46,22 +45,23 @@ type Outcome struct {
 
 // devices returns the entries of status.devices, one for each allocated device that has
 // a NIC.
-func (o Outcome) devices() []*resourceapply.AllocatedDeviceStatusApplyConfiguration {
-	var out []*resourceapply.AllocatedDeviceStatusApplyConfiguration
+func (o Outcome) devices() []resourceapi.AllocatedDeviceStatus {
+	var out []resourceapi.AllocatedDeviceStatus
 	for _, d := range o.Claim.Devices {
 		plans := o.plansOf(d)
 		if len(plans) == 0 {
 			continue
 		}
-		s := resourceapply.AllocatedDeviceStatus().WithDriver(o.Driver).WithPool(d.Pool).WithDevice(d.Name)
-		if d.ShareID != nil {
-			s.WithShareID(string(*d.ShareID))
-		}
 		network, rdma := o.network(plans), o.rdma(plans)
-		s.WithConditions(o.ready(network, rdma, d.Warnings), network.apply(NetworkReady, o.Since), rdma.apply(RDMAReady, o.Since))
-		if d.Network != nil && o.Err == nil && o.Sandbox.Netns != "" {
-			s.WithNetworkData(resourceapply.NetworkDeviceData().
-				WithInterfaceName(d.Network.InterfaceName).WithHardwareAddress(d.Network.HardwareAddress).WithIPs(d.Network.IPs...))
+		s := resourceapi.AllocatedDeviceStatus{
+			Driver: o.Driver, Pool: d.Pool, Device: d.Name,
+			Conditions: []metav1.Condition{o.ready(d.Warnings), network.condition(NetworkReady, o.Since), rdma.condition(RDMAReady, o.Since)},
+		}
+		if d.ShareID != nil {
+			s.ShareID = ptr.To(string(*d.ShareID))
+		}
+		if o.Err == nil && o.Sandbox.Netns != "" {
+			s.NetworkData = d.Network
 		}
 		out = append(out, s)
 	}
@@ -85,10 +85,14 @@ type verdict struct {
 	message string
 }
 
-func (v verdict) apply(kind string, since time.Time) *metaapply.ConditionApplyConfiguration {
-	return metaapply.Condition().WithType(kind).WithStatus(v.status).WithReason(v.reason).
-		WithMessage(v.message).WithLastTransitionTime(metav1.NewTime(since))
+func (v verdict) condition(kind string, since time.Time) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: v.status, Reason: v.reason, Message: cut(v.message), LastTransitionTime: metav1.NewTime(since)}
 }
+
+// maxMessage is the longest message of a condition in bytes (metav1.Condition).
+const maxMessage = 32768
+
+func cut(text string) string { return text[:min(len(text), maxMessage)] }
 
 // network judges the interfaces of a device's NICs; the worst counts.
 func (o Outcome) network(plans []podnet.Plan) verdict {
@@ -136,14 +140,14 @@ func (o Outcome) rdma(plans []podnet.Plan) verdict {
 
 // ready is true when all that was asked for is there; what preflight found worth a word
 // is in its message.
-func (o Outcome) ready(network, rdma verdict, warnings []string) *metaapply.ConditionApplyConfiguration {
+func (o Outcome) ready(warnings []string) metav1.Condition {
 	v := verdict{metav1.ConditionTrue, "Prepared", "the pod has what the claim asked for"}
+	if len(warnings) > 0 {
+		v.reason = "PreparedWithWarnings"
+	}
 	if o.Err != nil {
 		v = verdict{metav1.ConditionFalse, ReasonAttachFailed, o.Err.Error()}
 	}
-	if len(warnings) > 0 {
-		v.reason = cmp.Or(map[metav1.ConditionStatus]string{metav1.ConditionTrue: "PreparedWithWarnings"}[v.status], v.reason)
-		v.message += "; " + strings.Join(warnings, "; ")
-	}
-	return v.apply(Ready, o.Since)
+	v.message = strings.Join(append([]string{v.message}, warnings...), "; ")
+	return v.condition(Ready, o.Since)
 }

@@ -2,7 +2,6 @@ package status
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
@@ -58,12 +57,12 @@ func TestConditions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			devices := test.outcome.devices()
-			if len(devices) != 1 || *devices[0].Device != "nic-0000-02-00-0" {
+			if len(devices) != 1 || devices[0].Device != "nic-0000-02-00-0" {
 				t.Fatalf("entries %+v, want one, for the NIC", devices)
 			}
 			got := map[string]string{}
 			for _, c := range devices[0].Conditions {
-				got[*c.Type] = strings.TrimSpace(string(*c.Status) + " " + *c.Reason + " " + *c.Message)
+				got[c.Type] = strings.TrimSpace(string(c.Status) + " " + c.Reason + " " + c.Message)
 			}
 			for kind, want := range map[string]string{Ready: test.ready, NetworkReady: test.network, RDMAReady: test.rdma} {
 				if !strings.HasPrefix(got[kind], want) {
@@ -79,21 +78,21 @@ func TestConditions(t *testing.T) {
 
 // TestStoredInTheEnd: an API server that is away keeps nobody waiting, and gets the newest outcome once it is back.
 func TestStoredInTheEnd(t *testing.T) {
-	client := fake.NewClientset(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim", UID: "uid"}})
+	other := resourceapi.AllocatedDeviceStatus{Driver: "other.example.com", Pool: "node", Device: "nic-0000-02-00-0"}
+	client := fake.NewClientset(&resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim", UID: "uid"},
+		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}, Devices: []resourceapi.AllocatedDeviceStatus{other}},
+	})
 	var away atomic.Bool
 	away.Store(true)
 	stored := make(chan string, 10)
-	client.PrependReactor("patch", "resourceclaims", func(action ktesting.Action) (bool, runtime.Object, error) {
-		patch := action.(ktesting.PatchActionImpl)
+	client.PrependReactor("update", "resourceclaims", func(action ktesting.Action) (bool, runtime.Object, error) {
 		if away.Load() {
-			return true, nil, apierrors.NewGenericServerResponse(http.StatusServiceUnavailable, "patch", action.GetResource().GroupResource(), "claim", "it is away", 0, false)
+			return true, nil, apierrors.NewGenericServerResponse(http.StatusServiceUnavailable, "update", action.GetResource().GroupResource(), "claim", "it is away", 0, false)
 		}
-		var object resourceapi.ResourceClaim
-		if err := json.Unmarshal(patch.Patch, &object); err != nil {
-			t.Error(err)
-		}
-		stored <- string(object.UID) + " " + patch.Subresource + " " + object.Status.Devices[0].Conditions[0].Reason
-		return true, &object, nil
+		devices := action.(ktesting.UpdateAction).GetObject().(*resourceapi.ResourceClaim).Status.Devices
+		stored <- action.GetSubresource() + " " + devices[0].Driver + " " + devices[1].Conditions[0].Reason
+		return false, nil, nil
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -107,12 +106,13 @@ func TestStoredInTheEnd(t *testing.T) {
 	away.Store(false)
 	select {
 	case got := <-stored:
-		if want := "uid status Prepared"; got != want {
+		if want := "status other.example.com Prepared"; got != want {
 			t.Errorf("stored %q, want %q", got, want)
 		}
 	case <-time.After(10 * time.Second):
 		t.Fatal("not stored after 10 s")
 	}
+	w.Store(claim, outcome(moves, "/ns", nil)) // a new agent tells the same
 	select {
 	case again := <-stored:
 		t.Errorf("stored twice: %s", again)

@@ -5,13 +5,15 @@ import (
 	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/topodra/topodra/internal/podnet"
 )
@@ -94,8 +96,7 @@ func (w *Writer) work(ctx context.Context, uid types.UID) {
 	}
 	err := w.write(ctx, e)
 	switch {
-	case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		// Not found and conflict: the claim has gone, or another one has its name.
+	case err == nil, apierrors.IsNotFound(err): // the claim has gone
 		w.queue.Forget(uid)
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -109,13 +110,40 @@ func (w *Writer) work(ctx context.Context, uid types.UID) {
 	}
 }
 
+// write replaces the driver's entries of the outcome's devices, and leaves all others. It
+// does not use server-side apply: Kubernetes 1.37 takes an apply to the status of a claim
+// with opaque parameters for one that removes the allocation, and refuses it.
 func (w *Writer) write(ctx context.Context, e entry) error {
 	devices := e.outcome.devices()
 	if len(devices) == 0 {
 		return nil
 	}
-	claim := resourceapply.ResourceClaim(e.claim.Name, e.claim.Namespace).WithUID(e.claim.UID).
-		WithStatus(resourceapply.ResourceClaimStatus().WithDevices(devices...))
-	_, err := w.client.ResourceV1().ResourceClaims(e.claim.Namespace).ApplyStatus(ctx, claim, metav1.ApplyOptions{FieldManager: FieldManager, Force: true})
+	client := w.client.ResourceV1().ResourceClaims(e.claim.Namespace)
+	claim, err := client.Get(ctx, e.claim.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if claim.UID != e.claim.UID || claim.Status.Allocation == nil {
+		return nil // another claim of that name, or one that has just ended
+	}
+	after := claim.DeepCopy()
+	for _, d := range devices {
+		set(&after.Status.Devices, d)
+	}
+	if equality.Semantic.DeepEqual(claim.Status.Devices, after.Status.Devices) {
+		return nil
+	}
+	_, err = client.UpdateStatus(ctx, after, metav1.UpdateOptions{FieldManager: FieldManager})
 	return err
+}
+
+// set puts an entry in the place of that with its key.
+func set(all *[]resourceapi.AllocatedDeviceStatus, d resourceapi.AllocatedDeviceStatus) {
+	for i, old := range *all {
+		if old.Driver == d.Driver && old.Pool == d.Pool && old.Device == d.Device && ptr.Equal(old.ShareID, d.ShareID) {
+			(*all)[i] = d
+			return
+		}
+	}
+	*all = append(*all, d)
 }
