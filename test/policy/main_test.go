@@ -130,7 +130,7 @@ func (c *cluster) waitForPolicies(t *testing.T) {
 			return err
 		},
 		"resourceclaims.topodra.dev": func(ctx context.Context) error {
-			_, err := unbound.ResourceV1().ResourceClaims(workloads).Patch(ctx, claim.Name, types.MergePatchType, []byte(`{}`), dryRun, "status")
+			_, err := unbound.ResourceV1().ResourceClaims(workloads).UpdateStatus(ctx, claim, metav1.UpdateOptions{DryRun: dryRun.DryRun})
 			return err
 		},
 		"deviceconfigs.topodra.dev": func(ctx context.Context) error {

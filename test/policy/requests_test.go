@@ -2,7 +2,6 @@ package policy
 
 import (
 	"context"
-	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -55,10 +54,8 @@ var requests = map[string]func(ctx context.Context, t *testing.T, c *cluster, cl
 		return err
 	},
 	"resource.k8s.io resourceclaims/status update": updateClaimStatus,
-	"resource.k8s.io resourceclaims/status patch":  patchClaimStatus,
 	// Asked by the API server beside the verb on resourceclaims/status.
 	"resource.k8s.io resourceclaims/driver associated-node:update": updateClaimStatus,
-	"resource.k8s.io resourceclaims/driver associated-node:patch":  patchClaimStatus,
 	"nodes get": func(ctx context.Context, t *testing.T, c *cluster, client kubernetes.Interface) error {
 		_, err := client.CoreV1().Nodes().Get(ctx, ownNode, metav1.GetOptions{})
 		return err
@@ -92,13 +89,6 @@ func updateClaimStatus(ctx context.Context, t *testing.T, c *cluster, client kub
 	}
 	claim.Status.Devices = append(claim.Status.Devices, deviceStatus(driver, ownNode, "gpu-0000-1b-00-0", metav1.ConditionTrue))
 	_, err = client.ResourceV1().ResourceClaims(workloads).UpdateStatus(ctx, claim, metav1.UpdateOptions{})
-	return err
-}
-
-func patchClaimStatus(ctx context.Context, t *testing.T, c *cluster, client kubernetes.Interface) error {
-	// Any other kind of patch would replace the whole list, with the other driver's entries in it.
-	patch := fmt.Sprintf(`{"apiVersion":"resource.k8s.io/v1","kind":"ResourceClaim","status":{"devices":[{"driver":%q,"pool":%q,"device":"gpu-0000-1b-00-0"}]}}`, driver, ownNode)
-	_, err := client.ResourceV1().ResourceClaims(workloads).Patch(ctx, c.ownClaim(t), types.ApplyPatchType, []byte(patch), metav1.PatchOptions{FieldManager: driver}, "status")
 	return err
 }
 
