@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -360,6 +361,7 @@ func TestAgentTooSlow(t *testing.T) {
 	pod := s.running(t, "pod")
 	a := findAgent(t, nicNode)
 	a.signal(t, syscall.SIGSTOP)
+	t.Cleanup(func() { _ = syscall.Kill(a.pid, syscall.SIGCONT) })
 	s.newSandbox(t, pod)
 	text := s.warning(t, "pod", "it is not in the pod's network namespace yet, because the topodra agent was not told of the sandbox in time")
 	a.signal(t, syscall.SIGCONT)
@@ -367,6 +369,45 @@ func TestAgentTooSlow(t *testing.T) {
 	back := time.Now()
 	pod = s.restarted(t, pod)
 	t.Logf("it ran %.1f s after the agent went on", time.Since(back).Seconds())
+	if text := s.sh(t, pod, "ip -o link"); !strings.Contains(text, "fabric") {
+		t.Error(text)
+	}
+	s.agentsReady(t)
+}
+
+// TestNRIAbsent: an agent that finds no NRI socket prepares no NIC and says so; when the socket is there, the pod starts by
+// itself.
+func TestNRIAbsent(t *testing.T) {
+	s := newSpace(t)
+	s.createTemplate(t, pairTemplate("pair", 1, ""))
+	move := func(from, to string) {
+		t.Helper()
+		if text, err := s.In(context.Background(), nicNode, "mv", from, to); err != nil {
+			t.Errorf("%v: %s", err, text)
+		}
+	}
+	const socket, hidden = "/var/run/nri/nri.sock", "/var/run/nri/hidden"
+	move(socket, hidden)
+	back := sync.OnceFunc(func() { move(hidden, socket) })
+	t.Cleanup(back)
+	findAgent(t, nicNode).kill(t)
+	err := kube.Until(t.Context(), startLimit, "an agent without NRI", func(ctx context.Context) (string, error) {
+		text, err := s.In(ctx, nicNode, "wget", "-qO-", "http://127.0.0.1:9464/metrics")
+		if err == nil && !strings.Contains(text, "topodra_nri_connected 0") {
+			return "it is connected", nil
+		}
+		return "", err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.create(t, s.pod("pod", nicNode, "pair"))
+	text := s.warning(t, "pod", "the driver has no connection to the container runtime's NRI: /var/run/nri/nri.sock does not exist: switch NRI on in the container runtime")
+	t.Logf("the pod says: %s", text)
+	back()
+	start := time.Now()
+	pod := s.running(t, "pod")
+	t.Logf("it ran %.1f s after the socket was back", time.Since(start).Seconds())
 	if text := s.sh(t, pod, "ip -o link"); !strings.Contains(text, "fabric") {
 		t.Error(text)
 	}

@@ -134,7 +134,7 @@ func (m *Mover) Attach(ctx context.Context, sandbox Sandbox, claims []Claimed) e
 				time.Sleep(10 * time.Millisecond)
 			}
 			if err != nil {
-				return errors.Join(fmt.Errorf("NIC %s of claim %s: %w", plan.Device, c.Claim, err), m.Detach(ctx, sandbox))
+				return errors.Join(fmt.Errorf("NIC %s of claim %s: %w", plan.Device, c.Claim, err), m.leaveAll(sandbox))
 			}
 		}
 	}
@@ -244,9 +244,13 @@ func bring(name, guid string, from, to *namespace) error {
 	return nil
 }
 
-// Detach brings home what is in the network namespace of a sandbox.
+// Detach brings home what is in the network namespace of a sandbox that ends.
 func (m *Mover) Detach(_ context.Context, sandbox Sandbox) error {
 	m.forget(sandbox.ID)
+	return m.leaveAll(sandbox)
+}
+
+func (m *Mover) leaveAll(sandbox Sandbox) error {
 	if sandbox.Netns == "" {
 		return nil
 	}
@@ -534,6 +538,13 @@ func (m *Mover) remember(s Sandbox) {
 	if s.Netns != "" {
 		m.sandboxes[s.ID] = s.Netns
 	}
+}
+
+// knows tells whether a sandbox runs.
+func (m *Mover) knows(s Sandbox) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sandboxes[s.ID] != ""
 }
 
 func (m *Mover) forget(id string) {

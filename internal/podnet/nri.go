@@ -208,17 +208,31 @@ func (h *handler) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*ap
 	h.Mover.replaceSandboxes(sandboxes)
 	h.setDown(nil)
 	klog.FromContext(h.ctx).Info("Connected to the container runtime", "sandboxes", len(sandboxes))
-	go func() {
-		if _, err := h.Mover.Reconcile(h.ctx); err != nil {
-			klog.FromContext(h.ctx).Error(err, "NICs are not all home; it is tried again")
-		}
+	go h.catchUp(sandboxes)
+	return nil, nil
+}
+
+// catchUp moves NICs into sandboxes that lack them, and tries again as long as they run: a
+// NIC may be on its way back from an earlier sandbox.
+func (h *handler) catchUp(sandboxes []Sandbox) {
+	if _, err := h.Mover.Reconcile(h.ctx); err != nil {
+		klog.FromContext(h.ctx).Error(err, "NICs are not all home; it is tried again")
+	}
+	for pause := firstLook; len(sandboxes) > 0; pause = min(2*pause, lastLook) {
+		var left []Sandbox
 		for _, s := range sandboxes {
 			if err := h.attach(h.ctx, s, false); err != nil {
-				klog.FromContext(h.ctx).Error(err, "NICs of a running pod could not be moved into it", "pod", s.pod())
+				klog.FromContext(h.ctx).Error(err, "NICs of a running pod could not be moved into it; it is tried again", "pod", s.pod())
+				left = append(left, s)
 			}
 		}
-	}()
-	return nil, nil
+		select {
+		case <-h.ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		sandboxes = slices.DeleteFunc(left, func(s Sandbox) bool { return !h.Mover.knows(s) })
+	}
 }
 
 // RunPodSandbox moves NICs in before any container of the pod is made. Its error is what

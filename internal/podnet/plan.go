@@ -349,7 +349,7 @@ func (r Request) needs(plan Plan, moves, exclusive bool) error {
 	switch {
 	case asked != "" && !moves && !strings.Contains(why, "simulated"):
 		return r.fault(asked, "%s has no interface in the pod, because %s", r.Device, why)
-	case plan.Stays != "" && exclusive && plan.Uses != "" && r.NIC.RDMA.Address != nil:
+	case plan.Stays != "" && exclusive && plan.Uses != "":
 		return r.fault("rdma", "%s stays on the host, because %s; with the node's RDMA subsystem in exclusive mode its RDMA device would not work in a pod: set 'rdma system set netns shared' on the node, or ask for rdma: none", r.Device, why)
 	}
 	return nil

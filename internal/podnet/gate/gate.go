@@ -48,9 +48,7 @@ type Gate struct {
 // Check reads the OCI state of a container and returns one sentence, for the event of
 // the pod, when it must not start.
 func (g Gate) Check(state io.Reader) error {
-	var container struct {
-		PID int `json:"pid"`
-	}
+	var container container
 	if err := json.NewDecoder(io.LimitReader(state, 1<<20)).Decode(&container); err != nil || container.PID <= 0 {
 		return fmt.Errorf("the container runtime did not tell the container's process: %w", err)
 	}
@@ -71,14 +69,33 @@ func (g Gate) Check(state io.Reader) error {
 		return fmt.Errorf("interfaces of the container: %w", err)
 	}
 	for _, address := range g.Addresses {
-		if err := g.check(address, pod, names); err != nil {
+		if err := g.check(address, container.pod(), pod, names); err != nil {
 			return fmt.Errorf("NIC %s: %w", address, err)
 		}
 	}
 	return nil
 }
 
-func (g Gate) check(address string, pod uint64, names map[string]bool) error {
+// container is the state that the runtime gives to hooks (OCI runtime specification).
+type container struct {
+	PID         int               `json:"pid"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+// pod returns namespace/name, as containerd or CRI-O annotate it; "" when neither does.
+func (c container) pod() string {
+	for _, keys := range [][2]string{
+		{"io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name"},
+		{"io.kubernetes.pod.namespace", "io.kubernetes.pod.name"},
+	} {
+		if name := c.Annotations[keys[1]]; name != "" {
+			return c.Annotations[keys[0]] + "/" + name
+		}
+	}
+	return ""
+}
+
+func (g Gate) check(address, name string, pod uint64, names map[string]bool) error {
 	a, err := Read(g.Dir, address)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -89,7 +106,7 @@ func (g Gate) check(address string, pod uint64, names map[string]bool) error {
 		return nil
 	case a.Inode == pod:
 		return fmt.Errorf("its interface %s has left the pod: the NIC was removed, or moved by someone; delete the pod", a.Interface)
-	case a.Inode != 0:
+	case a.Inode != 0 && a.Pod != name: // else it is in an earlier sandbox of this pod
 		return fmt.Errorf("it is in pod %s: a claim with a NIC serves one pod, give each pod its own by a ResourceClaimTemplate", a.Pod)
 	}
 	return fmt.Errorf("it is not in the pod's network namespace yet, because %s; the container is tried again by itself", g.why())
