@@ -69,6 +69,11 @@ else
 	@echo "SKIPPED the real scheduler: starting a cluster needs root"
 endif
 
+.PHONY: bench-pods
+bench-pods: ## NICs into pods: the sandbox hooks, and pods on a cluster beside pods without a claim (root)
+	go test -run '^$$' -bench Sandbox -benchtime 100x ./internal/podnet
+	test/bench/pods/run
+
 .PHONY: bench-topology
 bench-topology: ## discovery and topology of the largest machine
 	go test -run '^$$' -bench . -benchmem ./internal/machine ./internal/topology

@@ -208,8 +208,8 @@ type toolkitLogger struct{ klog.Logger }
 
 func (l toolkitLogger) Debugf(format string, args ...any)   { l.detail(6, format, args) }
 func (l toolkitLogger) Tracef(format string, args ...any)   { l.detail(6, format, args) }
-func (l toolkitLogger) Infof(format string, args ...any)    { l.detail(5, format, args) }
-func (l toolkitLogger) Warningf(format string, args ...any) { l.detail(4, format, args) }
+func (l toolkitLogger) Infof(format string, args ...any)    { l.detail(6, format, args) }
+func (l toolkitLogger) Warningf(format string, args ...any) { l.detail(5, format, args) }
 func (l toolkitLogger) Errorf(format string, args ...any)   { l.detail(2, format, args) }
 
 func (l toolkitLogger) detail(level int, format string, args []any) {

@@ -28,3 +28,22 @@ func capture(parent, path string) (*State, error) {
 	s, err := ns.capture(l)
 	return &s, err
 }
+
+// BareMove is the system call below all of this.
+func BareMove(name, netns string) error {
+	ns, err := podNamespace(netns)
+	if err != nil {
+		return err
+	}
+	defer ns.close()
+	host, err := hostNamespace()
+	if err != nil {
+		return err
+	}
+	defer host.close()
+	l, err := host.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return host.LinkSetNsFd(l, int(ns.fd))
+}

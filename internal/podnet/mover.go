@@ -238,7 +238,9 @@ func bring(name, guid string, from, to *namespace) error {
 	if d == nil {
 		return fmt.Errorf("RDMA device %s: %w", name, errNotHere)
 	}
-	if err := from.RdmaLinkSetNsFd(d, uint32(to.fd)); err != nil {
+	// The kernel looks for the device in the namespace of the thread, not in that of the
+	// socket (ib_device_set_netns_put, drivers/infiniband/core/device.c).
+	if err := from.do(func() error { return from.RdmaLinkSetNsFd(d, uint32(to.fd)) }); err != nil {
 		return fmt.Errorf("move RDMA device %s: %w", name, err)
 	}
 	return nil
@@ -368,7 +370,7 @@ func (m *Mover) home(host *namespace, r *Record) (bool, error) {
 			return m.gone(r), nil
 		}
 		if d.Attrs.Name != r.RDMA {
-			if err := host.RdmaLinkSetName(d, r.RDMA); err != nil {
+			if err := host.do(func() error { return host.RdmaLinkSetName(d, r.RDMA) }); err != nil {
 				return false, fmt.Errorf("rename RDMA device %s to %s: %w", d.Attrs.Name, r.RDMA, err)
 			}
 		}

@@ -63,7 +63,7 @@ func install(b *testing.B, server *apiserver.Server) installation {
 	}
 	return installation{dir: dir, args: []string{
 		binary, "--node-name=" + nodeName, "--kubeconfig=" + server.Kubeconfig(b), "--kubelet-dir=" + dir,
-		"--cdi-dir=" + shm, "--http-address=", "--cdi-hook=",
+		"--cdi-dir=" + shm, "--http-address=", "--cdi-hook=", "--gate-hook=" + binary, "--nri-socket=" + filepath.Join(dir, "nri.sock"),
 		// An empty host: on a machine with GPUs the agent would refuse to simulate others.
 		"--driver-root=" + filepath.Join(dir, "host"),
 		"--simulate=" + filepath.Join(root, "testdata/machines", machine, "machine.yaml"), "--nvml-double=" + simulatetest.NVMLDouble(b),

@@ -49,8 +49,11 @@ type Gate struct {
 // the pod, when it must not start.
 func (g Gate) Check(state io.Reader) error {
 	var container container
-	if err := json.NewDecoder(io.LimitReader(state, 1<<20)).Decode(&container); err != nil || container.PID <= 0 {
+	if err := json.NewDecoder(io.LimitReader(state, 1<<20)).Decode(&container); err != nil {
 		return fmt.Errorf("the container runtime did not tell the container's process: %w", err)
+	}
+	if container.PID <= 0 {
+		return errors.New("the container runtime did not tell the container's process: it gave no pid")
 	}
 	process := filepath.Join(g.Proc, strconv.Itoa(container.PID))
 	pod, err := inode(filepath.Join(process, "ns/net"))
@@ -109,7 +112,7 @@ func (g Gate) check(address, name string, pod uint64, names map[string]bool) err
 	case a.Inode != 0 && a.Pod != name: // else it is in an earlier sandbox of this pod
 		return fmt.Errorf("it is in pod %s: a claim with a NIC serves one pod, give each pod its own by a ResourceClaimTemplate", a.Pod)
 	}
-	return fmt.Errorf("it is not in the pod's network namespace yet, because %s; the container is tried again by itself", g.why())
+	return fmt.Errorf("it is not in the pod's network namespace yet, because %s; the kubelet tries the container again, unless the pod's restartPolicy is Never", g.why())
 }
 
 // why says what keeps the driver from moving NICs.
