@@ -70,7 +70,7 @@ func run(p *printer, args []string) error {
 		}
 		t.nodes = append(t.nodes, node)
 	}
-	for _, step := range []func(context.Context) error{t.slices, t.topo, t.apply, t.container, t.labels, t.record, t.metadata} {
+	for _, step := range []func(context.Context) error{t.slices, t.topo, t.apply, t.container, t.network, t.labels, t.record, t.metadata} {
 		if err := step(ctx); err != nil {
 			return err
 		}

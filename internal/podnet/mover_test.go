@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/podnet"
 	"github.com/topodra/topodra/internal/podnet/gate"
@@ -457,4 +459,27 @@ func openFiles(t testing.TB) int {
 		t.Fatal(err)
 	}
 	return len(entries)
+}
+
+// TestAfterReboot: records of an earlier boot say nothing, and claims that are not known lose their NICs.
+func TestAfterReboot(t *testing.T) {
+	ctx := t.Context()
+	h := newHost(t, 2)
+	before := []*podnet.State{h.home(h.nics[0]), h.home(h.nics[1])}
+	h.prepare("forgotten", h.nics[0])
+	known := h.prepare("known", h.nics[1])
+	if err := h.mover.Recover(ctx, func(uid types.UID) bool { return uid == known.Claim.UID }); err != nil {
+		t.Fatal(err)
+	}
+	h.prepare("next", h.nics[0]) // it is free
+	next, err := podnet.New(podnet.Options{Dir: filepath.Join(h.dir, "nics"), BootID: "next boot", SysfsPCI: filepath.Join(h.dir, "pci"), Simulated: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.mover = next
+	again := h.prepare("again", h.nics...)
+	if err := h.mover.Release(ctx, again.Claim.UID); err != nil {
+		t.Fatal(err)
+	}
+	h.allHome(before)
 }
