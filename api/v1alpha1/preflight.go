@@ -28,7 +28,7 @@ type PreflightLevel string
 // What a failed check does.
 const (
 	PreflightFail PreflightLevel = "fail" // the claim is not prepared
-	PreflightWarn PreflightLevel = "warn" // the claim is prepared; a condition, a metric and an event tell
+	PreflightWarn PreflightLevel = "warn" // the claim is prepared; the claim's condition, the log and a metric tell
 	PreflightOff  PreflightLevel = "off"  // not looked at
 )
 

@@ -117,7 +117,7 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.nri.Mover, a.nri.Claims = a.mover, a.claims
+	a.nri.Mover, a.nri.Claims, a.nri.GIDLevel = a.mover, a.claims, o.Config.PreflightLevel(v1alpha1.CheckGID)
 	a.nri.Observer = nicObserver{a.metrics, a.claims, a.mover, a.status}
 	a.plugin = &plugin.Plugin{
 		Claims: a.claims,

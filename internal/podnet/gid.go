@@ -1,6 +1,7 @@
 package podnet
 
 import (
+	"slices"
 	"time"
 
 	"github.com/topodra/topodra/internal/rdma"
@@ -13,10 +14,15 @@ const (
 	gidPause = 20 * time.Millisecond
 )
 
-// gidIndex returns the index of the RoCEv2 GID that belongs to the addresses of NICs in
-// the network namespace of a sandbox, "" for the host's. There is none if the NICs
-// differ in it: libraries take one index for all.
-func gidIndex(netns string, plans []Plan) (index int, ok bool, err error) {
+// gids is what the RoCE NICs of a container have in its network namespace.
+type gids struct {
+	index   int    // of the RoCEv2 GID
+	same    bool   // all NICs that want to know have it at this index
+	missing []Plan // NICs without a RoCEv2 GID
+}
+
+// readGIDs looks into the network namespace of a sandbox, "" for the host's.
+func readGIDs(netns string, plans []Plan) (found gids, err error) {
 	var ns *namespace
 	if netns == "" {
 		ns, err = hostNamespace()
@@ -24,25 +30,34 @@ func gidIndex(netns string, plans []Plan) (index int, ok bool, err error) {
 		ns, err = podNamespace(netns)
 	}
 	if err != nil {
-		return 0, false, err
+		return found, err
 	}
 	defer ns.close()
 	err = ns.sysfs(func(dir string) error {
-		for i := range plans {
-			p := &plans[i]
-			if p.Port == 0 || !p.GIDIndex {
+		var indexes []int
+		for _, p := range plans {
+			if p.Port == 0 {
 				continue
 			}
-			found, have, err := gidOf(sysfs.Dir(dir), p)
-			if err != nil || !have || ok && found != index {
-				ok = false
+			index, ok, err := gidOf(sysfs.Dir(dir), &p)
+			if err != nil {
 				return err
 			}
-			index, ok = found, true
+			if !ok {
+				found.missing = append(found.missing, p)
+			}
+			if p.GIDIndex {
+				indexes = append(indexes, index)
+			}
+		}
+		// Libraries take one index for all.
+		indexes = slices.Compact(indexes)
+		if len(indexes) == 1 && len(found.missing) == 0 {
+			found.index, found.same = indexes[0], true
 		}
 		return nil
 	})
-	return index, ok, err
+	return found, err
 }
 
 func gidOf(root sysfs.FS, p *Plan) (index int, ok bool, err error) {

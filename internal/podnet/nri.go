@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/podnet/gate"
 )
 
@@ -42,6 +43,8 @@ type Observer interface {
 	Attached(claim Claimed, sandbox Sandbox, took time.Duration, err error)
 	// NRIConnected is called on every change.
 	NRIConnected(connected bool)
+	// PreflightFound is called for every finding.
+	PreflightFound(check v1alpha1.PreflightCheck, level v1alpha1.PreflightLevel)
 }
 
 // NRI is the driver's NRI plugin. The container runtime calls it when sandboxes start and
@@ -51,6 +54,7 @@ type NRI struct {
 	Mover    *Mover
 	Claims   Claims
 	Observer Observer
+	GIDLevel v1alpha1.PreflightLevel // of a NIC that has no GID in its pod
 
 	mu   sync.Mutex
 	down error // why there is no connection; nil while there is one
@@ -311,16 +315,36 @@ func (h *handler) CreateContainer(ctx context.Context, p *api.PodSandbox, c *api
 		limit := memoryLock()
 		adjust.AddRlimit(memlock, limit, limit)
 	}
-	gid, ok, err := gidIndex(s.Netns, plans)
+	found, err := readGIDs(s.Netns, plans)
 	if err != nil {
 		klog.FromContext(h.ctx).Error(err, "GIDs of a pod could not be read; its containers start without their index", "pod", s.pod())
 	}
+	if err := h.judgeGIDs(s, found.missing); err != nil {
+		return nil, nil, err
+	}
 	for _, name := range []string{"UCX_IB_GID_INDEX", "NCCL_IB_GID_INDEX"} {
-		if ok && !hasEnv(c, name) {
-			adjust.AddEnv(name, strconv.Itoa(gid))
+		if found.same && !hasEnv(c, name) {
+			adjust.AddEnv(name, strconv.Itoa(found.index))
 		}
 	}
 	return adjust, nil, nil
+}
+
+// judgeGIDs is the preflight check of GIDs for NICs that have moved: the kernel makes them
+// anew in the pod.
+func (h *handler) judgeGIDs(s Sandbox, missing []Plan) error {
+	if h.GIDLevel == v1alpha1.PreflightOff {
+		return nil
+	}
+	for _, p := range missing {
+		err := fmt.Errorf("preflight %s: RDMA device %s has no RoCEv2 GID in pod %s: give its interface %s an address, on the host or in the claim's NICConfig", v1alpha1.CheckGID, p.Uses, s.pod(), p.Pod.Name)
+		h.Observer.PreflightFound(v1alpha1.CheckGID, h.GIDLevel)
+		if h.GIDLevel == v1alpha1.PreflightFail {
+			return fmt.Errorf("topodra: %w", err)
+		}
+		klog.FromContext(h.ctx).Info("Preflight", "level", h.GIDLevel, "finding", err.Error())
+	}
+	return nil
 }
 
 const memlock = "RLIMIT_MEMLOCK"

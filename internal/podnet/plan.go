@@ -178,8 +178,11 @@ type planning struct {
 func (p *planning) plan(r Request) (Plan, error) {
 	plan := Plan{Device: r.Device, Address: r.NIC.Address}
 	if r.NIC.RDMA != nil && r.Config.RDMA != v1alpha1.RDMANone {
-		plan.Uses, plan.Uverbs, plan.Port = r.NIC.RDMA.Name, r.NIC.RDMA.Uverbs, ethernetPort(r.NIC.RDMA)
-		plan.GIDIndex = on(r.Config.Environment.GIDIndex) && !p.Simulated // which has no GIDs
+		plan.Uses, plan.Uverbs = r.NIC.RDMA.Name, r.NIC.RDMA.Uverbs
+		plan.GIDIndex = on(r.Config.Environment.GIDIndex)
+		if !p.Simulated { // which has no GIDs
+			plan.Port = ethernetPort(r.NIC.RDMA)
+		}
 	}
 	record, err := p.record(r)
 	if err != nil {
