@@ -25,7 +25,7 @@ func TestClaims(t *testing.T) {
 				t.Fatalf("%v: %s", err, text)
 			}
 			t.Cleanup(func() { // whatever makes pods goes first; the space ends the pods
-				if text, err := s.Kubectl(context.Background(), "", "delete", "-n", s.name, "--wait=false", "-f", file); err != nil {
+				if text, err := s.Kubectl(context.Background(), "", "delete", "-n", s.name, "--wait=false", "--cascade=orphan", "--grace-period=1", "-f", file); err != nil {
 					t.Errorf("%v: %s", err, text)
 				}
 			})
