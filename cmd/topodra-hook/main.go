@@ -12,11 +12,11 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 4 {
-		fmt.Fprintln(os.Stderr, "topodra-hook: usage: topodra-hook RECORDS CLAIMS ADDRESS,...  < OCI-STATE")
+	if len(os.Args) < 4 || len(os.Args) > 5 {
+		fmt.Fprintln(os.Stderr, "topodra-hook: usage: topodra-hook RECORDS CLAIMS ADDRESS,... [rdma] < OCI-STATE")
 		os.Exit(2)
 	}
-	g := gate.Gate{Dir: os.Args[1], Claims: os.Args[2], Addresses: strings.Split(os.Args[3], ","), Proc: "/proc"}
+	g := gate.Gate{Dir: os.Args[1], Claims: os.Args[2], Addresses: strings.Split(os.Args[3], ","), RDMA: len(os.Args) == 5, Proc: "/proc"}
 	if err := g.Check(os.Stdin); err != nil {
 		fmt.Fprintln(os.Stderr, "topodra:", err)
 		os.Exit(1)

@@ -52,7 +52,10 @@ func (o nicObserver) Attached(claim podnet.Claimed, sandbox podnet.Sandbox, took
 		return
 	}
 	since := prepared.At
-	if moved := o.mover.Since(claim); !moved.IsZero() {
+	switch moved := o.mover.Since(claim); {
+	case err != nil:
+		since = time.Now()
+	case !moved.IsZero():
 		since = moved
 	}
 	o.status.Store(claim.Claim, status.Outcome{

@@ -320,4 +320,10 @@ func (f *fakeNICs) Release(_ context.Context, claim types.UID) error {
 	return nil
 }
 
+func (f *fakeNICs) Holds(claim types.UID, plans []podnet.Plan) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(plans) == 0 || !f.moves || f.held[claim]
+}
+
 func (f *fakeNICs) Recover(context.Context, func(types.UID) bool) error { return nil }

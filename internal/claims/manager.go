@@ -157,7 +157,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim,
 // prepare is one attempt. Whatever it returns, it leaves nothing half done.
 func (m *Manager) prepare(ctx context.Context, r request, siblings []request) (*record, error) {
 	before := m.index.get(r.uid)
-	if before != nil && before.prepared && before.Fingerprint == r.fingerprint {
+	if before != nil && before.prepared && before.Fingerprint == r.fingerprint && m.NICs.Holds(r.uid, before.NICs) {
 		return m.confirm(ctx, before, r)
 	}
 	devices, err := m.plans.resolve(r)

@@ -21,6 +21,8 @@ type NICMover interface {
 	Plan(ctx context.Context, claim podnet.Claim, requests []podnet.Request) ([]podnet.Plan, error)
 	Release(ctx context.Context, claim types.UID) error
 	Recover(ctx context.Context, known func(types.UID) bool) error
+	// Holds tells whether the claim still has the NICs that it was prepared with.
+	Holds(claim types.UID, plans []podnet.Plan) bool
 }
 
 // Gate is the hook that keeps a container from starting without its NICs.
@@ -30,13 +32,13 @@ type Gate struct {
 	Claims  string // directory of the journal
 }
 
-// hook refuses containers as long as the NIC at an address is not in their pod.
-func (g Gate) hook(address pci.Address) *cdi.Hook {
-	return &cdi.Hook{
-		HookName: "createRuntime",
-		Path:     g.Path,
-		Args:     []string{g.Path, g.Records, g.Claims, address.String()},
+// hook refuses containers as long as a NIC is not in their pod.
+func (g Gate) hook(plan podnet.Plan) *cdi.Hook {
+	hook := &cdi.Hook{HookName: "createRuntime", Path: g.Path, Args: []string{g.Path, g.Records, g.Claims, plan.Address.String()}}
+	if plan.Uses != "" {
+		hook.Args = append(hook.Args, "rdma")
 	}
+	return hook
 }
 
 // nicPlans are the plans of a claim's NICs by address.

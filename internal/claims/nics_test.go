@@ -44,13 +44,18 @@ func TestMovingNIC(t *testing.T) {
 	for _, d := range spec.Devices {
 		gates := 0
 		for _, hook := range d.ContainerEdits.Hooks {
-			if cmp.Diff(&cdispec.Hook{HookName: "createRuntime", Path: "/hook", Args: []string{"/hook", "/records", "/claims", "0000:02:00.0"}}, hook) == "" {
+			if cmp.Diff(&cdispec.Hook{HookName: "createRuntime", Path: "/hook", Args: []string{"/hook", "/records", "/claims", "0000:02:00.0", "rdma"}}, hook) == "" {
 				gates++
 			}
 		}
 		if isNIC := strings.Contains(d.Name, "-nic-"); isNIC != (gates == 1) {
 			t.Errorf("%s has %d gates", d.Name, gates)
 		}
+	}
+	// Should its record be lost, the next call plans anew.
+	delete(n.nics.held, "uid")
+	if _, err := m.Prepare(t.Context(), claim); err != nil || !n.nics.held["uid"] {
+		t.Errorf("Prepare again: %v, NIC held %t", err, n.nics.held["uid"])
 	}
 	// The next process knows them from the journal.
 	claimed, err := n.manager().NICsOf(t.Context(), "pod-uid")

@@ -143,7 +143,7 @@ func (b *planBuilder) part(res result, part Device) (*cdi.Edits, error) {
 	config, _ := res.nic()
 	e, err := b.nicEdits(part, config)
 	if plan := b.nics[part.Address]; err == nil && plan.Moves() && !res.adminAccess() {
-		e.Hooks = append(e.Hooks, b.gate.hook(part.Address))
+		e.Hooks = append(e.Hooks, b.gate.hook(plan))
 	}
 	return e, err
 }

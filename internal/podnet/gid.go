@@ -9,8 +9,9 @@ import (
 )
 
 // The kernel fills the table of GIDs in the background when an interface gets an address.
+// All NICs of a container are waited for together: the runtime allows 2 s for everything.
 const (
-	gidTries = 10
+	gidWait  = 300 * time.Millisecond
 	gidPause = 20 * time.Millisecond
 )
 
@@ -33,13 +34,14 @@ func readGIDs(netns string, plans []Plan) (found gids, err error) {
 		return found, err
 	}
 	defer ns.close()
+	deadline := time.Now().Add(gidWait)
 	err = ns.sysfs(func(dir string) error {
 		var indexes []int
 		for _, p := range plans {
 			if p.Port == 0 {
 				continue
 			}
-			index, ok, err := gidOf(sysfs.Dir(dir), &p)
+			index, ok, err := gidOf(sysfs.Dir(dir), p, deadline)
 			if err != nil {
 				return err
 			}
@@ -60,16 +62,15 @@ func readGIDs(netns string, plans []Plan) (found gids, err error) {
 	return found, err
 }
 
-func gidOf(root sysfs.FS, p *Plan) (index int, ok bool, err error) {
-	for range gidTries {
+func gidOf(root sysfs.FS, p Plan, deadline time.Time) (index int, ok bool, err error) {
+	for {
 		gids, err := rdma.GIDs(root, p.Uses, p.Port)
 		if err != nil {
 			return 0, false, err
 		}
-		if index, ok = rdma.BestRoCEv2(gids, p.Pod.Name, p.Pod.addrs()); ok {
-			return index, true, nil
+		if index, ok = rdma.BestRoCEv2(gids, p.Pod.Name, p.Pod.addrs()); ok || time.Now().After(deadline) {
+			return index, ok, nil
 		}
 		time.Sleep(gidPause)
 	}
-	return 0, false, nil
 }

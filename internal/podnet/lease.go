@@ -19,13 +19,15 @@ type Lease struct {
 	Addresses []Address
 	Routes    []Route
 	Term      time.Duration // how long the address is ours; 0 for ever
+	Obtained  time.Time
 }
 
 // Renewal is when a lease of a NIC in a pod is to be renewed.
 type Renewal struct {
-	Address netip.Addr    `json:"address"`
-	Term    time.Duration `json:"term"`
-	At      time.Time     `json:"at,omitzero"` // zero while the NIC is in no pod
+	Address  netip.Addr    `json:"address"`
+	Term     time.Duration `json:"term"`
+	Obtained time.Time     `json:"obtained"`
+	At       time.Time     `json:"at,omitzero"` // zero while the NIC is in no pod
 }
 
 const (
@@ -73,7 +75,7 @@ func leaseOf(ack *dhcpv4.DHCPv4) (Lease, error) {
 	}
 	lease := Lease{Addresses: []Address{{Prefix: netip.PrefixFrom(addr, bits)}}}
 	if term := ack.IPAddressLeaseTime(0); term != infinite {
-		lease.Term = term
+		lease.Term, lease.Obtained = term, time.Now()
 	}
 	for _, r := range ack.ClasslessStaticRoute() {
 		to, ok := prefixOf(r.Dest)
@@ -130,7 +132,7 @@ func (m *Mover) renewLeases(ctx context.Context) time.Time {
 
 // renew asks in the pod for the address that the NIC has.
 func (m *Mover) renew(ctx context.Context, r *Record, next time.Time) error {
-	path := m.pathOf(r.Inode)
+	path := m.pathOf(r)
 	if path == "" {
 		return errors.New("its sandbox is not known")
 	}
@@ -165,6 +167,6 @@ func (m *Mover) renew(ctx context.Context, r *Record, next time.Time) error {
 	if err != nil || now == nil || now.Inode != r.Inode {
 		return err // it has left the pod meanwhile
 	}
-	now.Renewal.At = next
+	now.Renewal.Obtained, now.Renewal.At = time.Now(), next
 	return m.write(now)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"github.com/topodra/topodra/internal/podnet/gate"
 )
 
 // Options are what a Mover needs.
@@ -105,13 +108,24 @@ func (m *Mover) Since(c Claimed) time.Time {
 	return since
 }
 
-// Attach moves the NICs of a pod's claims into its network namespace. It is safe to
-// repeat. On an error the sandbox must not start; NICs moved before go home again.
+// Attach moves the NICs of a pod's claims into the network namespace of a sandbox that
+// starts. It is safe to repeat. On an error the sandbox must not start; NICs that are in
+// it go home again.
 func (m *Mover) Attach(ctx context.Context, sandbox Sandbox, claims []Claimed) error {
 	m.remember(sandbox)
+	if err := m.Complete(ctx, sandbox, claims); err != nil {
+		return errors.Join(err, m.leaveAll(sandbox))
+	}
+	return nil
+}
+
+// Complete moves NICs into a sandbox that runs as far as they can be. What its containers
+// have is left alone whatever happens.
+func (m *Mover) Complete(ctx context.Context, sandbox Sandbox, claims []Claimed) error {
 	if sandbox.Netns == "" {
 		return nil
 	}
+	var errs []error
 	var pod *namespace
 	deadline := time.Now().Add(arrival)
 	for _, c := range claims {
@@ -134,11 +148,11 @@ func (m *Mover) Attach(ctx context.Context, sandbox Sandbox, claims []Claimed) e
 				time.Sleep(10 * time.Millisecond)
 			}
 			if err != nil {
-				return errors.Join(fmt.Errorf("NIC %s of claim %s: %w", plan.Device, c.Claim, err), m.leaveAll(sandbox))
+				errs = append(errs, fmt.Errorf("NIC %s of claim %s: %w", plan.Device, c.Claim, err))
 			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 var errNotHere = errors.New("it is neither on the host nor in the pod: the kernel has not returned it from an earlier pod yet, or it was removed")
@@ -155,7 +169,7 @@ func (m *Mover) attach(pod *namespace, sandbox Sandbox, claim Claim, plan Plan) 
 		return err
 	case r == nil || r.Claim.UID != claim.UID || r.Released:
 		return errors.New("the claim is not prepared any more")
-	case r.Inode != 0 && r.Inode != pod.inode && m.running(r.Inode):
+	case r.Inode != 0 && r.Sandbox != sandbox.ID && m.running(r):
 		return fmt.Errorf("it is in pod %s: a claim with a NIC serves one pod, give each pod its own by a ResourceClaimTemplate", r.where())
 	}
 	host, err := hostNamespace()
@@ -163,14 +177,14 @@ func (m *Mover) attach(pod *namespace, sandbox Sandbox, claim Claim, plan Plan) 
 		return err
 	}
 	defer host.close()
-	if r.Inode == pod.inode {
-		// Complete already. What an application changed in its own namespace is its own.
-		if l, err := pod.find(r.Parent); plan.Parent == "" || err == nil && l != nil {
-			return nil
+	if r.Inode == pod.inode && r.Sandbox == sandbox.ID {
+		// What an application changed in its own namespace is its own.
+		if complete, err := isIn(pod, plan); complete || err != nil {
+			return err
 		}
 	}
 	step("attach: before")
-	r.Away, r.Attachment.Inode, r.Pod, r.Interface = true, 0, sandbox.pod(), plan.Pod.Name
+	r.Away, r.Attachment = true, gate.Attachment{Pod: sandbox.pod(), Interface: plan.Pod.Name}
 	if err := m.write(r); err != nil {
 		return err
 	}
@@ -194,12 +208,48 @@ func (m *Mover) attach(pod *namespace, sandbox Sandbox, claim Claim, plan Plan) 
 		}
 	}
 	step("attach: set up")
-	r.Inode, r.AttachedAt = pod.inode, m.now()
+	if err := m.sameCharDevice(plan); err != nil {
+		return err
+	}
+	r.Inode, r.Sandbox, r.AttachedAt = pod.inode, sandbox.ID, m.now()
 	if r.Renewal != nil {
-		r.Renewal.At = time.Now().Add(r.Renewal.Term / 2)
+		r.Renewal.At = r.Renewal.Obtained.Add(r.Renewal.Term / 2)
 		defer m.Wake()
 	}
 	return m.write(r)
+}
+
+// isIn tells whether all of a NIC is in a pod.
+func isIn(pod *namespace, plan Plan) (bool, error) {
+	if plan.Parent != "" {
+		if l, err := pod.find(plan.Parent); err != nil || l == nil {
+			return false, err
+		}
+	}
+	if plan.RDMA != "" {
+		if d, err := pod.rdma(plan.RDMA, plan.RDMAGUID); err != nil || d == nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// sameCharDevice checks that a RDMA device still has the character device that the CDI file
+// names: the kernel numbers them anew when it moves one, by the lowest that is free.
+func (m *Mover) sameCharDevice(plan Plan) error {
+	if plan.RDMA == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(filepath.Join(m.SysfsPCI, plan.Address.String(), "infiniband_verbs"))
+	if err != nil {
+		return nil //nolint:nilerr // a kernel that does not tell
+	}
+	for _, e := range entries {
+		if e.Name() == plan.Uverbs {
+			return nil
+		}
+	}
+	return fmt.Errorf("the character device of %s was %s when the claim was prepared and is another one now: delete the pod", plan.RDMA, plan.Uverbs)
 }
 
 // enter returns the interface of a plan in the pod, moved there if it was on the host.
@@ -214,9 +264,13 @@ func enter(host, pod *namespace, plan Plan) (netlink.Link, error) {
 	if l == nil {
 		return nil, errNotHere
 	}
+	taken := fmt.Errorf("the pod has an interface %s already: choose another name in the claim's NICConfig (interface)", plan.Pod.Name)
+	if _, err := pod.LinkByName(plan.Pod.Name); err == nil {
+		return nil, taken
+	}
 	if err := host.move(l, pod, plan.Pod.Name); err != nil {
 		if errors.Is(err, unix.EEXIST) {
-			return nil, fmt.Errorf("the pod has an interface %s already: choose another name in the claim's NICConfig (interface)", plan.Pod.Name)
+			return nil, taken
 		}
 		return nil, fmt.Errorf("move %s into the pod: %w", l.Attrs().Name, err)
 	}
@@ -311,12 +365,7 @@ func (m *Mover) leave(r *Record, pod, host *namespace) error {
 		}
 		if l != nil {
 			here = true
-			if err := pod.move(l, host, r.Home.Name); errors.Is(err, unix.EEXIST) {
-				err = pod.move(l, host, r.spareName())
-				if err != nil {
-					return fmt.Errorf("move %s home: %w", l.Attrs().Name, err)
-				}
-			} else if err != nil {
+			if err := goHome(l, pod, host, r); err != nil {
 				return fmt.Errorf("move %s home: %w", l.Attrs().Name, err)
 			}
 		}
@@ -327,6 +376,18 @@ func (m *Mover) leave(r *Record, pod, host *namespace) error {
 	}
 	_, err := m.home(host, r)
 	return err
+}
+
+// goHome moves an interface to the host, under its name if that is free there.
+func goHome(l netlink.Link, pod, host *namespace, r *Record) error {
+	err := pod.move(l, host, r.Home.Name)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	if arrived, err := host.find(r.Parent); err != nil || arrived != nil {
+		return err // under the name that it had in the pod
+	}
+	return pod.move(l, host, r.spareName())
 }
 
 // spareName is what an interface is called while another one has its name.
@@ -376,7 +437,7 @@ func (m *Mover) home(host *namespace, r *Record) (bool, error) {
 		}
 	}
 	step("home: restored")
-	r.Away, r.Inode, r.Interface = false, 0, ""
+	r.Away, r.Attachment = false, gate.Attachment{Pod: r.Pod}
 	if r.Renewal != nil {
 		r.Renewal.At = time.Time{}
 	}
@@ -389,7 +450,21 @@ func (m *Mover) restore(host *namespace, l netlink.Link, r *Record) error {
 			return fmt.Errorf("its name %s is taken by another interface on the host, so it is called %s: rename that one, and it gets its name back", r.Home.Name, l.Attrs().Name)
 		}
 	}
-	return host.apply(l, r.Home)
+	if mac := l.Attrs().HardwareAddr; r.HardwareAddr != "" && mac.String() != r.HardwareAddr {
+		own, err := net.ParseMAC(r.HardwareAddr)
+		if err == nil {
+			err = errors.Join(host.LinkSetDown(l), host.LinkSetHardwareAddr(l, own))
+		}
+		if err != nil {
+			klog.Background().Error(err, "The hardware address of a NIC could not be set back", "nic", r.Address)
+		}
+	}
+	home := r.Home
+	home.Rules = nil // they have not left the host
+	if err := host.apply(l, home); err != nil {
+		klog.Background().Error(err, "A NIC is home, but not all that it had there could be restored", "nic", r.Address)
+	}
+	return nil
 }
 
 // settle drops the record of a NIC that is home and has no claim, and writes it else.
@@ -408,7 +483,7 @@ func (m *Mover) gone(r *Record) bool {
 		return false
 	}
 	klog.Background().Info("A NIC was removed while it was in a pod; it is forgotten", "nic", r.Address, "pod", r.where())
-	r.Away, r.Inode = false, 0
+	r.Away, r.Attachment = false, gate.Attachment{}
 	return m.settle(r) == nil
 }
 
@@ -431,9 +506,24 @@ func (m *Mover) Release(ctx context.Context, claim types.UID) error {
 	return m.release(ctx, func(r *Record) bool { return r.Claim.UID == claim })
 }
 
-// Recover releases the NICs of claims that are not known, at start.
+// Recover releases the NICs of claims that are not known, at start. One that is at home may
+// belong to a claim that another instance of the driver is preparing; whoever wants it
+// next takes its record over.
 func (m *Mover) Recover(ctx context.Context, known func(types.UID) bool) error {
-	return m.release(ctx, func(r *Record) bool { return !known(r.Claim.UID) })
+	return m.release(ctx, func(r *Record) bool { return r.Away && !known(r.Claim.UID) })
+}
+
+// Holds tells whether a claim has the records of all NICs that move by its plans.
+func (m *Mover) Holds(claim types.UID, plans []Plan) bool {
+	for _, p := range plans {
+		if !p.Moves() {
+			continue
+		}
+		if r, err := m.read(p.Address); err != nil || r == nil || r.BootID != m.BootID || r.Claim.UID != claim || r.Released {
+			return false
+		}
+	}
+	return true
 }
 
 func (m *Mover) release(ctx context.Context, of func(*Record) bool) error {
@@ -492,7 +582,7 @@ func (m *Mover) reconcile(ctx context.Context) (outstanding int, err error) {
 	defer host.close()
 	var errs []error
 	for _, r := range all {
-		if r.Inode != 0 && !r.Released && m.running(r.Inode) {
+		if r.Inode != 0 && !r.Released && m.running(r) {
 			continue
 		}
 		home, err := m.home(host, r)
@@ -512,9 +602,12 @@ func (m *Mover) reconcile(ctx context.Context) (outstanding int, err error) {
 // fetch brings a NIC home from whichever sandbox has it: one may still run when its
 // pod was deleted by force.
 func (m *Mover) fetch(r *Record, host *namespace) (home bool, err error) {
-	m.mu.Lock()
-	paths := slices.Collect(maps.Values(m.sandboxes))
-	m.mu.Unlock()
+	paths := []string{m.pathOf(r)}
+	if paths[0] == "" {
+		m.mu.Lock()
+		paths = slices.Collect(maps.Values(m.sandboxes))
+		m.mu.Unlock()
+	}
 	for _, path := range paths {
 		pod, err := podNamespace(path)
 		if err != nil {
@@ -565,19 +658,19 @@ func (m *Mover) replaceSandboxes(all []Sandbox) {
 	}
 }
 
-// running tells whether a sandbox with a network namespace runs.
-func (m *Mover) running(namespace uint64) bool { return m.pathOf(namespace) != "" }
+// running tells whether the sandbox that has a NIC runs.
+func (m *Mover) running(r *Record) bool { return m.pathOf(r) != "" }
 
-// pathOf returns the path of the network namespace of a running sandbox, "" for none.
-func (m *Mover) pathOf(namespace uint64) string {
+// pathOf returns the path of the network namespace of the sandbox that has a NIC, "" if it
+// does not run.
+func (m *Mover) pathOf(r *Record) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, path := range m.sandboxes {
-		if i, err := inode(path); err == nil && i == namespace {
-			return path
-		}
+	path := m.sandboxes[r.Sandbox]
+	if i, err := inode(path); path == "" || err != nil || i != r.Inode {
+		return ""
 	}
-	return ""
+	return path
 }
 
 // step is where tests end the process.

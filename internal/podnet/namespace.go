@@ -161,8 +161,8 @@ func ParentOf(l netlink.Link) string {
 }
 
 // move puts an interface of the namespace into another one under a name. The kernel
-// does both in one step: a name that is taken there neither stops the interface
-// under its present name nor makes it "dev9".
+// moves it first, under the new name if its present one is taken there, and renames it
+// then: after EEXIST it may be on either side.
 func (n *namespace) move(l netlink.Link, to *namespace, name string) error {
 	socket, err := nl.GetNetlinkSocketAt(n.fd, netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
@@ -187,16 +187,25 @@ func (n *namespace) rdma(name, guid string) (*netlink.RdmaLink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list RDMA devices: %w", err)
 	}
-	var renamed *netlink.RdmaLink
+	return pickRDMA(links, name, guid), nil
+}
+
+// pickRDMA prefers the name. A GUID counts if one device alone has it: virtual functions
+// that nobody gave one all have zero.
+func pickRDMA(links []*netlink.RdmaLink, name, guid string) *netlink.RdmaLink {
+	var renamed []*netlink.RdmaLink
 	for _, l := range links {
 		switch {
 		case l.Attrs.Name == name:
-			return l, nil
-		case guid != "" && l.Attrs.NodeGuid == guid:
-			renamed = l
+			return l
+		case strings.Trim(guid, "0:") != "" && l.Attrs.NodeGuid == guid:
+			renamed = append(renamed, l)
 		}
 	}
-	return renamed, nil
+	if len(renamed) == 1 {
+		return renamed[0]
+	}
+	return nil
 }
 
 // dumpTries bounds how often a list is asked for that changes while it is read.
@@ -214,9 +223,10 @@ func whole[T any](dump func() ([]T, error)) (list []T, err error) {
 
 // sysctls are the settings of an interface that the kernel resets when it changes its
 // namespace.
+// The order counts: addr_gen_mode 2 and 3 want a secret.
 var sysctls = []string{
 	"ipv4/arp_announce", "ipv4/arp_filter", "ipv4/arp_ignore", "ipv4/rp_filter", "ipv4/accept_local",
-	"ipv6/disable_ipv6", "ipv6/accept_ra", "ipv6/autoconf", "ipv6/addr_gen_mode",
+	"ipv6/disable_ipv6", "ipv6/accept_ra", "ipv6/autoconf", "ipv6/stable_secret", "ipv6/addr_gen_mode",
 }
 
 func sysctlFile(key, ifName string) string {
@@ -242,10 +252,12 @@ func (n *namespace) readSysctls(ifName string) (map[string]string, error) {
 func (n *namespace) writeSysctls(ifName string, values map[string]string) error {
 	return n.do(func() error {
 		var errs []error
-		for key, value := range values {
+		for _, key := range sysctls {
+			value, ok := values[key]
 			file := sysctlFile(key, ifName)
 			old, err := os.ReadFile(file)
-			if err != nil || strings.TrimSpace(string(old)) == value {
+			// stable_secret cannot be read before it is set (EIO).
+			if !ok || err == nil && strings.TrimSpace(string(old)) == value || errors.Is(err, iofs.ErrNotExist) {
 				continue
 			}
 			if err := os.WriteFile(file, []byte(value), 0); err != nil {

@@ -168,13 +168,15 @@ func (n *NRI) setDown(err error) {
 // serve makes one connection and serves it to its end.
 func (n *NRI) serve(ctx context.Context) error {
 	closed := make(chan struct{})
-	s, err := stub.New(&handler{NRI: n, ctx: ctx},
+	connection, end := context.WithCancel(ctx)
+	defer end()
+	s, err := stub.New(&handler{NRI: n, ctx: connection},
 		stub.WithPluginName("topodra"), stub.WithPluginIdx(index), stub.WithSocketPath(n.Socket),
 		stub.WithOnClose(sync.OnceFunc(func() { close(closed) })), stub.WithLogger(nriLog{}))
 	if err != nil {
 		return err
 	}
-	if err := s.Start(ctx); err != nil {
+	if err := start(ctx, s); err != nil {
 		return err
 	}
 	defer s.Stop()
@@ -185,10 +187,27 @@ func (n *NRI) serve(ctx context.Context) error {
 	return nil
 }
 
+// startLimit bounds the registration, which the library lets wait for ever if the runtime
+// ends in the middle of it.
+const startLimit = 15 * time.Second
+
+func start(ctx context.Context, s stub.Stub) error {
+	started := make(chan error, 1)
+	go func() { started <- s.Start(ctx) }()
+	select {
+	case err := <-started:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(startLimit):
+		return errors.New("the container runtime does not answer")
+	}
+}
+
 // handler is one connection.
 type handler struct {
 	*NRI
-	ctx context.Context // of the driver; that of a call ends with it
+	ctx context.Context // of the connection; that of a call ends with the call
 }
 
 var (
@@ -225,6 +244,9 @@ func (h *handler) catchUp(sandboxes []Sandbox) {
 	for pause := firstLook; len(sandboxes) > 0; pause = min(2*pause, lastLook) {
 		var left []Sandbox
 		for _, s := range sandboxes {
+			if !h.Mover.knows(s) {
+				continue // it has ended meanwhile
+			}
 			if err := h.attach(h.ctx, s, false); err != nil {
 				klog.FromContext(h.ctx).Error(err, "NICs of a running pod could not be moved into it; it is tried again", "pod", s.pod())
 				left = append(left, s)
@@ -235,7 +257,7 @@ func (h *handler) catchUp(sandboxes []Sandbox) {
 			return
 		case <-time.After(pause):
 		}
-		sandboxes = slices.DeleteFunc(left, func(s Sandbox) bool { return !h.Mover.knows(s) })
+		sandboxes = left
 	}
 }
 
@@ -251,11 +273,16 @@ func (h *handler) attach(ctx context.Context, s Sandbox, starting bool) error {
 		return fmt.Errorf("topodra: %w", err)
 	}
 	if len(claims) == 0 {
-		h.Mover.remember(s)
+		if starting {
+			h.Mover.remember(s)
+		}
 		return nil
 	}
-	start := time.Now()
-	err = h.Mover.Attach(ctx, s, claims)
+	start, move := time.Now(), h.Mover.Complete
+	if starting {
+		move = h.Mover.Attach
+	}
+	err = move(ctx, s, claims)
 	took := time.Since(start)
 	for _, c := range claims {
 		h.Observer.Attached(c, s, took, err)

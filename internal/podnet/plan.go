@@ -247,11 +247,17 @@ func (p *planning) record(r Request) (*Record, error) {
 	if record.Claim.UID == p.claim.UID && !record.Released {
 		return record, nil
 	}
+	away := record.Away
 	home, err := p.home(p.host, record)
-	if err == nil && !home {
-		err = &AwayError{r.Device, record.where()}
+	switch {
+	case err != nil:
+		return nil, err
+	case !home:
+		return nil, &AwayError{r.Device, record.where()}
+	case away:
+		return nil, p.look() // it has just been restored
 	}
-	return nil, err
+	return nil, nil
 }
 
 // link returns the interface of a NIC on the host, nil for none.
@@ -273,12 +279,16 @@ func (p *planning) notUplink(r Request, link netlink.Link) error {
 	if link == nil {
 		return nil
 	}
-	routes, err := p.host.routes(link)
+	routes, err := whole(func() ([]netlink.Route, error) { return p.host.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return fmt.Errorf("routes of %s: %w", link.Attrs().Name, err)
+		return fmt.Errorf("routes of the host: %w", err)
 	}
+	index := link.Attrs().Index
 	for _, route := range routes {
-		if route.To.Bits() == 0 && route.Table == unix.RT_TABLE_MAIN {
+		to, known := prefixOf(route.Dst)
+		through := route.LinkIndex == index ||
+			slices.ContainsFunc(route.MultiPath, func(hop *netlink.NexthopInfo) bool { return hop.LinkIndex == index })
+		if through && (!known || to.Bits() == 0) {
 			return fmt.Errorf("NIC %s is the node's uplink, the default route leaves through %s: it is never moved into a pod", r.Device, link.Attrs().Name)
 		}
 	}
@@ -352,6 +362,11 @@ func (r Request) needs(plan Plan, moves, exclusive bool) error {
 	switch {
 	case asked != "" && !moves && !strings.Contains(why, "simulated"):
 		return r.fault(asked, "%s has no interface in the pod, because %s", r.Device, why)
+	case exclusive && plan.Uses != "" && ethernetPort(r.NIC.RDMA) == 0 && r.NIC.IfName() != "":
+		// ipoib gives up its interface and makes another one when the RDMA device moves.
+		return r.fault("rdma", "%s is InfiniBand with the IPoIB interface %s, which the kernel makes anew when the RDMA device moves: take the interface away on the node, set 'rdma system set netns shared' there, or ask for rdma: none", r.Device, r.NIC.IfName())
+	case exclusive && plan.Uses != "" && isEFA(r.NIC.RDMA):
+		return r.fault("rdma", "%s is an EFA device, which the kernel cannot move: set 'rdma system set netns shared' on the node", r.Device)
 	case plan.Stays != "" && exclusive && plan.Uses != "":
 		return r.fault("rdma", "%s stays on the host, because %s; with the node's RDMA subsystem in exclusive mode its RDMA device would not work in a pod: set 'rdma system set netns shared' on the node, or ask for rdma: none", r.Device, why)
 	}
@@ -393,7 +408,7 @@ func (p *planning) inPod(r Request, record *Record) (State, error) {
 		}
 		s.Addresses, s.Routes = lease.Addresses, lease.Routes
 		if lease.Term > 0 {
-			record.Renewal = &Renewal{Address: lease.Addresses[0].Prefix.Addr(), Term: lease.Term}
+			record.Renewal = &Renewal{Address: lease.Addresses[0].Prefix.Addr(), Term: lease.Term, Obtained: lease.Obtained}
 		}
 	case len(c.Addresses) > 0:
 		for _, text := range c.Addresses {
@@ -517,6 +532,11 @@ func namesDiffer(requests []Request, plans []Plan) error {
 		}
 	}
 	return nil
+}
+
+// isEFA tells by the link layer that no other device has.
+func isEFA(d *rdma.Device) bool {
+	return slices.ContainsFunc(d.Ports, func(p rdma.Port) bool { return p.LinkLayer == "Unspecified" })
 }
 
 func ethernetPort(d *rdma.Device) int {

@@ -84,13 +84,16 @@ func ReadRecord(dir string, address string) (*Record, error) {
 	}
 	r := &Record{}
 	if err := json.Unmarshal(content, r); err != nil {
-		return nil, fmt.Errorf("record of NIC %s: %w", address, err)
+		return nil, &tornError{fmt.Errorf("record of NIC %s: %w", address, err)}
 	}
 	if r.Version > recordVersion {
 		return nil, fmt.Errorf("record of NIC %s: it is of format %d, written by a newer driver; this one reads up to %d", address, r.Version, recordVersion)
 	}
 	return r, nil
 }
+
+// tornError says that a file is no record.
+type tornError struct{ error }
 
 func recordFile(dir, address string) string { return filepath.Join(dir, address+".json") }
 
@@ -100,7 +103,15 @@ type records struct {
 	bootID string
 }
 
-func (s records) read(a pci.Address) (*Record, error) { return ReadRecord(s.dir, a.String()) }
+// read returns nil for a record that there is not, or of which nothing can be told.
+func (s records) read(a pci.Address) (*Record, error) {
+	r, err := ReadRecord(s.dir, a.String())
+	if torn := (*tornError)(nil); errors.As(err, &torn) {
+		klog.Background().Error(err, "Taken for absent")
+		return nil, nil
+	}
+	return r, err
+}
 
 // write replaces a record atomically.
 func (s records) write(r *Record) error {
@@ -128,8 +139,7 @@ func (s records) remove(r *Record) error {
 }
 
 // list returns all records of this boot, by PCI address. Those of an earlier boot, and
-// what cannot be read, are removed: the claims' journal is what counts, and a NIC
-// whose home is forgotten is found by its parent all the same.
+// what a power loss left of one, are removed: NICs are then where their drivers put them.
 func (s records) list() ([]*Record, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -142,6 +152,11 @@ func (s records) list() ([]*Record, error) {
 			continue
 		}
 		r, err := ReadRecord(s.dir, address)
+		if torn := (*tornError)(nil); errors.As(err, &torn) {
+			klog.Background().Error(err, "Removed a record that cannot be read")
+			_ = os.Remove(filepath.Join(s.dir, entry.Name()))
+			continue
+		}
 		if err != nil {
 			klog.Background().Error(err, "Left out")
 			continue

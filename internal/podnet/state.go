@@ -30,6 +30,8 @@ type Address struct {
 	Prefix netip.Prefix `json:"prefix"`
 	Label  string       `json:"label,omitempty"` // what follows the interface's name, ":1"
 	Scope  int          `json:"scope,omitempty"`
+	// NoPrefixRoute says that whoever set the address sets its connected route, too.
+	NoPrefixRoute bool `json:"noPrefixRoute,omitempty"`
 	// ValidSeconds and PreferredSeconds bound an address that somebody renews, such
 	// as a DHCP client of the host; 0 means for ever.
 	ValidSeconds     int `json:"validSeconds,omitempty"`
@@ -77,7 +79,7 @@ func (n *namespace) capture(l netlink.Link) (State, error) {
 	if s.Addresses, err = n.addresses(l); err != nil {
 		return s, fmt.Errorf("addresses of %s: %w", a.Name, err)
 	}
-	if s.Routes, err = n.routes(l); err != nil {
+	if s.Routes, err = n.routes(l, slices.ContainsFunc(s.Addresses, func(a Address) bool { return a.NoPrefixRoute })); err != nil {
 		return s, fmt.Errorf("routes of %s: %w", a.Name, err)
 	}
 	if s.Rules, err = n.rules(a.Name, s.Addresses); err != nil {
@@ -103,7 +105,7 @@ func (n *namespace) addresses(l netlink.Link) ([]Address, error) {
 		if !ok || prefix.Addr().Is6() && prefix.Addr().IsLinkLocalUnicast() {
 			continue
 		}
-		address := Address{Prefix: prefix, Label: strings.TrimPrefix(a.Label, l.Attrs().Name), Scope: a.Scope}
+		address := Address{Prefix: prefix, Label: strings.TrimPrefix(a.Label, l.Attrs().Name), Scope: a.Scope, NoPrefixRoute: a.Flags&unix.IFA_F_NOPREFIXROUTE != 0}
 		if a.Flags&unix.IFA_F_PERMANENT == 0 {
 			address.ValidSeconds, address.PreferredSeconds = a.ValidLft, a.PreferedLft
 		}
@@ -112,7 +114,8 @@ func (n *namespace) addresses(l netlink.Link) ([]Address, error) {
 	return out, nil
 }
 
-func (n *namespace) routes(l netlink.Link) ([]Route, error) {
+// routes leaves out connected routes unless somebody else than the kernel makes them.
+func (n *namespace) routes(l netlink.Link, connected bool) ([]Route, error) {
 	filter := &netlink.Route{LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_UNSPEC}
 	found, err := whole(func() ([]netlink.Route, error) {
 		return n.RouteListFiltered(netlink.FAMILY_ALL, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
@@ -124,7 +127,8 @@ func (n *namespace) routes(l netlink.Link) ([]Route, error) {
 	for _, r := range found {
 		// Connected, local and multicast routes come with addresses, those of router
 		// advertisements with the next one.
-		if r.Protocol == unix.RTPROT_KERNEL || r.Protocol == unix.RTPROT_RA || len(r.MultiPath) > 0 {
+		own := r.Protocol == unix.RTPROT_KERNEL && (!connected || r.Table != unix.RT_TABLE_MAIN)
+		if own || r.Protocol == unix.RTPROT_RA || len(r.MultiPath) > 0 {
 			continue
 		}
 		to, ok := prefixOf(r.Dst)
@@ -153,6 +157,10 @@ func (n *namespace) rules(ifName string, addresses []Address) ([]Rule, error) {
 		for _, r := range found {
 			from, _ := prefixOf(r.Src)
 			to, _ := prefixOf(r.Dst)
+			if r.Mark != 0 || r.Mask != nil || r.Invert || r.IPProto != 0 || r.Dport != nil || r.Sport != nil || r.UIDRange != nil ||
+				r.Tos != 0 || r.Goto >= 0 || r.SuppressPrefixlen >= 0 || r.SuppressIfgroup >= 0 || r.Table == 0 {
+				continue // says more than a Rule can: a copy would catch too much
+			}
 			own := slices.ContainsFunc(addresses, func(a Address) bool { return from.IsSingleIP() && a.Prefix.Addr() == from.Addr() })
 			if r.IifName != ifName && r.OifName != ifName && !own {
 				continue
@@ -180,55 +188,58 @@ func (n *namespace) neighbors(index int) ([]Neighbor, error) {
 	return out, nil
 }
 
-// apply makes an interface be set up as s says, whatever is done already.
+// apply makes an interface be set up as s says, whatever is done already. It does all that
+// can be done: the error joins what could not.
 func (n *namespace) apply(l netlink.Link, s State) error {
-	name := l.Attrs().Name
-	if name != s.Name {
-		if err := n.rename(l, s.Name); err != nil {
-			return err
+	var errs []error
+	try := func(err error, format string, args ...any) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf(format+": %w", append(args, err)...))
 		}
-		name, l.Attrs().Name = s.Name, s.Name
 	}
-	if s.MTU > 0 && l.Attrs().MTU != s.MTU {
-		if err := n.LinkSetMTU(l, s.MTU); err != nil {
-			return fmt.Errorf("MTU %d of %s: %w", s.MTU, name, err)
+	if l.Attrs().Name != s.Name {
+		if err := n.rename(l, s.Name); err != nil {
+			errs = append(errs, err)
+		} else {
+			l.Attrs().Name = s.Name
 		}
+	}
+	name := l.Attrs().Name
+	if s.MTU > 0 && l.Attrs().MTU != s.MTU {
+		try(n.LinkSetMTU(l, s.MTU), "MTU %d of %s", s.MTU, name)
 	}
 	// Before the interface is up: accept_ra and addr_gen_mode count at that moment.
-	if err := n.writeSysctls(name, s.Sysctls); err != nil {
-		return err
-	}
+	errs = append(errs, n.writeSysctls(name, s.Sysctls))
 	for _, a := range s.Addresses {
-		if err := n.AddrReplace(l, a.netlink(name)); err != nil {
-			return fmt.Errorf("address %s of %s: %w", a.Prefix, name, err)
-		}
+		try(n.AddrReplace(l, a.netlink(name)), "address %s of %s", a.Prefix, name)
 	}
 	if !s.Up {
-		return nil // routes go with an interface that is down
+		return errors.Join(errs...) // routes go with an interface that is down
 	}
-	if err := n.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set %s up: %w", name, err)
+	try(n.LinkSetUp(l), "set %s up", name)
+	for _, a := range s.Addresses {
+		// An IPv6 address with a lifetime gets its connected route only on an interface
+		// that is up.
+		if a.ValidSeconds > 0 {
+			try(n.AddrReplace(l, a.netlink(name)), "address %s of %s", a.Prefix, name)
+		}
 	}
 	for _, e := range s.Neighbors {
 		mac, err := net.ParseMAC(e.HardwareAddr)
-		if err != nil {
-			return fmt.Errorf("neighbour %s of %s: %w", e.Address, name, err)
+		if err == nil {
+			err = n.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, State: netlink.NUD_PERMANENT, IP: e.Address.AsSlice(), HardwareAddr: mac})
 		}
-		if err := n.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, State: netlink.NUD_PERMANENT, IP: e.Address.AsSlice(), HardwareAddr: mac}); err != nil {
-			return fmt.Errorf("neighbour %s of %s: %w", e.Address, name, err)
-		}
+		try(err, "neighbour %s of %s", e.Address, name)
 	}
 	for _, r := range inOrder(s.Routes) {
-		if err := n.RouteReplace(r.netlink(l.Attrs().Index)); err != nil {
-			return fmt.Errorf("route to %s through %s: %w", r.To, name, err)
-		}
+		try(n.RouteReplace(r.netlink(l.Attrs().Index)), "route to %s through %s", r.To, name)
 	}
 	for _, r := range s.Rules {
-		if err := n.RuleAdd(r.netlink(name)); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("routing rule %d of %s: %w", r.Priority, name, err)
+		if err := n.RuleAdd(r.netlink(name)); !errors.Is(err, unix.EEXIST) {
+			try(err, "routing rule %d of %s", r.Priority, name)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // rename gives an interface its name. One that is up may keep the kernel from it.
@@ -267,9 +278,12 @@ func (a Address) netlink(ifName string) *netlink.Addr {
 	if a.Label != "" {
 		out.Label = ifName + a.Label
 	}
+	if a.NoPrefixRoute {
+		out.Flags |= unix.IFA_F_NOPREFIXROUTE
+	}
 	if a.Prefix.Addr().Is6() {
 		// It has been in use, or is the user's word: there is no duplicate to wait for.
-		out.Flags = unix.IFA_F_NODAD
+		out.Flags |= unix.IFA_F_NODAD
 	}
 	return out
 }

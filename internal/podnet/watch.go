@@ -20,15 +20,7 @@ const (
 // until the kernel announces an interface of hardware on the host, a lease is due, or
 // Wake is called.
 func (m *Mover) Run(ctx context.Context) {
-	links := make(chan netlink.LinkUpdate, 64)
-	failed := func(err error) {
-		if ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "The return of NICs is noticed late: interfaces cannot be watched")
-		}
-	}
-	if err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed}); err != nil {
-		failed(err)
-	}
+	links := m.subscribe(ctx)
 	pause := firstLook // one look, for what came back before
 	var renewal time.Time
 	for {
@@ -43,9 +35,14 @@ func (m *Mover) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case u, open := <-links:
-			if !open {
-				links = nil
-				continue
+			if !open { // events were lost, or netlink failed
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(time.Second):
+				}
+				links, pause = m.subscribe(ctx), firstLook
+				break
 			}
 			if u.Link == nil || ParentOf(u.Link) == "" {
 				continue // of a pod, or virtual
@@ -66,6 +63,21 @@ func (m *Mover) Run(ctx context.Context) {
 		}
 		renewal = m.renewLeases(ctx)
 	}
+}
+
+// subscribe returns a channel that is closed when it fails.
+func (m *Mover) subscribe(ctx context.Context) <-chan netlink.LinkUpdate {
+	links := make(chan netlink.LinkUpdate, 64)
+	failed := func(err error) {
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Interfaces are watched anew", "cause", err.Error())
+		}
+	}
+	if err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed}); err != nil {
+		failed(err)
+		close(links)
+	}
+	return links
 }
 
 // Wake makes Run look for NICs that are still away.

@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -61,13 +62,6 @@ func (w *Writer) Store(claim podnet.Claim, o Outcome) {
 	w.newest[claim.UID] = entry{claim, o, w.count}
 	w.mu.Unlock()
 	w.queue.Add(claim.UID)
-}
-
-// Forget drops what is not stored of a claim that is unprepared.
-func (w *Writer) Forget(claim types.UID) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.newest, claim)
 }
 
 // Run works until the context ends.
@@ -137,10 +131,15 @@ func (w *Writer) write(ctx context.Context, e entry) error {
 	return err
 }
 
-// set puts an entry in the place of that with its key.
+// set puts an entry in the place of that with its key. A condition that stays keeps its time.
 func set(all *[]resourceapi.AllocatedDeviceStatus, d resourceapi.AllocatedDeviceStatus) {
 	for i, old := range *all {
 		if old.Driver == d.Driver && old.Pool == d.Pool && old.Device == d.Device && ptr.Equal(old.ShareID, d.ShareID) {
+			for j, c := range d.Conditions {
+				if before := meta.FindStatusCondition(old.Conditions, c.Type); before != nil && before.Status == c.Status {
+					d.Conditions[j].LastTransitionTime = before.LastTransitionTime
+				}
+			}
 			(*all)[i] = d
 			return
 		}

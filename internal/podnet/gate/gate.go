@@ -22,8 +22,11 @@ import (
 
 // Attachment is the part of a NIC's record that tells which pod has it.
 type Attachment struct {
-	// Inode of the network namespace that has the NIC complete, 0 for none.
+	// Inode of the network namespace that has the NIC complete, 0 for none. The kernel
+	// gives the number of a namespace that has ended to the next one.
 	Inode uint64 `json:"attached,omitempty"`
+	// Sandbox is the runtime's name for what the namespace belongs to.
+	Sandbox string `json:"sandbox,omitempty"`
 	// Interface is the NIC's name there, "" for a NIC without one.
 	Interface string `json:"interface,omitempty"`
 	// Pod is namespace/name, for sentences.
@@ -42,6 +45,7 @@ type Gate struct {
 	Dir       string   // of the records
 	Claims    string   // directory of the claims' journal, for LockFile
 	Addresses []string // PCI addresses of the NICs
+	RDMA      bool     // the container gets RDMA devices, and must be able to lock memory
 	Proc      string   // "/proc"
 }
 
@@ -72,11 +76,28 @@ func (g Gate) Check(state io.Reader) error {
 		return fmt.Errorf("interfaces of the container: %w", err)
 	}
 	for _, address := range g.Addresses {
-		if err := g.check(address, container.pod(), pod, names); err != nil {
+		if err := g.check(address, container, pod, names); err != nil {
 			return fmt.Errorf("NIC %s: %w", address, err)
 		}
 	}
+	if g.RDMA {
+		raiseMemoryLock(container.PID)
+	}
 	return nil
+}
+
+// raiseMemoryLock lifts the limit of the container's first process, for a container that
+// starts while the driver is away: else it is set by NRI. A limit in the container's own
+// specification comes after the hooks.
+func raiseMemoryLock(pid int) {
+	infinite := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	var now unix.Rlimit
+	if unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, &infinite, &now) == nil {
+		return
+	}
+	if unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, nil, &now) == nil && now.Cur < now.Max {
+		_ = unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: now.Max, Max: now.Max}, nil)
+	}
 }
 
 // container is the state that the runtime gives to hooks (OCI runtime specification).
@@ -98,18 +119,29 @@ func (c container) pod() string {
 	return ""
 }
 
-func (g Gate) check(address, name string, pod uint64, names map[string]bool) error {
+// sandbox returns the ID of the container's sandbox, "" when the runtime does not tell.
+func (c container) sandbox() string {
+	for _, key := range []string{"io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"} {
+		if id := c.Annotations[key]; id != "" {
+			return id
+		}
+	}
+	return ""
+}
+
+func (g Gate) check(address string, c container, pod uint64, names map[string]bool) error {
 	a, err := Read(g.Dir, address)
+	here := a.Inode == pod && (c.sandbox() == "" || c.sandbox() == a.Sandbox)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return errors.New("its claim is not prepared on this node any more: delete the pod")
 	case err != nil:
 		return err
-	case a.Inode == pod && (a.Interface == "" || names[a.Interface]):
+	case here && (a.Interface == "" || names[a.Interface]):
 		return nil
-	case a.Inode == pod:
+	case here:
 		return fmt.Errorf("its interface %s has left the pod: the NIC was removed, or moved by someone; delete the pod", a.Interface)
-	case a.Inode != 0 && a.Pod != name: // else it is in an earlier sandbox of this pod
+	case a.Inode != 0 && a.Pod != c.pod(): // else it is in an earlier sandbox of this pod
 		return fmt.Errorf("it is in pod %s: a claim with a NIC serves one pod, give each pod its own by a ResourceClaimTemplate", a.Pod)
 	}
 	return fmt.Errorf("it is not in the pod's network namespace yet, because %s; the kubelet tries the container again, unless the pod's restartPolicy is Never", g.why())
@@ -123,7 +155,7 @@ func (g Gate) why() string {
 	if text, err := os.ReadFile(filepath.Join(g.Dir, StatusFile)); err == nil {
 		return "the topodra agent has no connection to the container runtime's NRI: " + strings.TrimSpace(string(text))
 	}
-	return "the topodra agent was not told of the sandbox in time; its log says more"
+	return "the topodra agent was not told of the sandbox in time, or prepared the claim for another pod only; its log says more"
 }
 
 // Read reads the attachment of the NIC at a PCI address.

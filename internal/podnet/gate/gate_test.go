@@ -48,6 +48,12 @@ func (n *node) record(inode uint64, ifName, pod string) {
 	n.write("nics/"+address+".json", fmt.Sprintf(`{"version":1,"attached":%d,"interface":%q,"pod":%q}`, inode, ifName, pod))
 }
 
+// sandbox records that the NIC is in the container's namespace, or one of the same number.
+func (n *node) sandbox(id string) {
+	n.Helper()
+	n.write("nics/"+address+".json", fmt.Sprintf(`{"version":1,"attached":%d,"sandbox":%q,"pod":"ns/other"}`, n.pod, id))
+}
+
 // running stands for a driver: somebody locks its file.
 func (n *node) running() {
 	n.Helper()
@@ -66,6 +72,7 @@ func TestGate(t *testing.T) {
 	const (
 		plain      = `{"ociVersion":"1.2.0","pid":7}`
 		containerd = `{"pid":7,"annotations":{"io.kubernetes.cri.sandbox-namespace":"ns","io.kubernetes.cri.sandbox-name":"pod"}}`
+		sandbox    = `{"pid":7,"annotations":{"io.kubernetes.cri.sandbox-id":"s1"}}`
 		crio       = `{"pid":7,"annotations":{"io.kubernetes.pod.namespace":"ns","io.kubernetes.pod.name":"pod"}}`
 	)
 	for name, test := range map[string]struct {
@@ -73,19 +80,21 @@ func TestGate(t *testing.T) {
 		state   string
 		want    string // "" passes
 	}{
-		"in the pod":         {func(n *node) { n.record(n.pod, "rail0", "ns/pod") }, plain, ""},
-		"only RDMA":          {func(n *node) { n.record(n.pod, "", "ns/pod") }, plain, ""},
-		"gone":               {func(n *node) { n.record(n.pod, "rail1", "ns/pod") }, plain, "its interface rail1 has left the pod"},
-		"not prepared":       {func(*node) {}, plain, "its claim is not prepared on this node any more: delete the pod"},
-		"no agent":           {func(n *node) { n.record(0, "", "") }, plain, "because the topodra agent does not run on this node"},
-		"no NRI":             {func(n *node) { n.record(0, "", ""); n.running(); n.write("nics/"+StatusFile, "no socket\n") }, plain, "no connection to the container runtime's NRI: no socket;"},
-		"late":               {func(n *node) { n.record(0, "", ""); n.running() }, plain, "was not told of the sandbox in time"},
-		"another pod":        {func(n *node) { n.record(1, "rail0", "ns/other"); n.running() }, containerd, "it is in pod ns/other: a claim with a NIC serves one pod"},
-		"an earlier sandbox": {func(n *node) { n.record(1, "rail0", "ns/pod"); n.running() }, containerd, "was not told of the sandbox in time"},
-		"the same on CRI-O":  {func(n *node) { n.record(1, "rail0", "ns/pod"); n.running() }, crio, "was not told of the sandbox in time"},
-		"torn record":        {func(n *node) { n.write("nics/"+address+".json", `{"att`) }, plain, "record of the NIC"},
-		"no process":         {func(*node) {}, `{}`, "the container runtime did not tell the container's process"},
-		"no state":           {func(*node) {}, ``, "the container runtime did not tell the container's process"},
+		"in the pod":                       {func(n *node) { n.record(n.pod, "rail0", "ns/pod") }, plain, ""},
+		"only RDMA":                        {func(n *node) { n.record(n.pod, "", "ns/pod") }, plain, ""},
+		"gone":                             {func(n *node) { n.record(n.pod, "rail1", "ns/pod") }, plain, "its interface rail1 has left the pod"},
+		"not prepared":                     {func(*node) {}, plain, "its claim is not prepared on this node any more: delete the pod"},
+		"no agent":                         {func(n *node) { n.record(0, "", "") }, plain, "because the topodra agent does not run on this node"},
+		"no NRI":                           {func(n *node) { n.record(0, "", ""); n.running(); n.write("nics/"+StatusFile, "no socket\n") }, plain, "no connection to the container runtime's NRI: no socket;"},
+		"late":                             {func(n *node) { n.record(0, "", ""); n.running() }, plain, "was not told of the sandbox in time"},
+		"another pod":                      {func(n *node) { n.record(1, "rail0", "ns/other"); n.running() }, containerd, "it is in pod ns/other: a claim with a NIC serves one pod"},
+		"an earlier sandbox":               {func(n *node) { n.record(1, "rail0", "ns/pod"); n.running() }, containerd, "was not told of the sandbox in time"},
+		"the same on CRI-O":                {func(n *node) { n.record(1, "rail0", "ns/pod"); n.running() }, crio, "was not told of the sandbox in time"},
+		"its sandbox":                      {func(n *node) { n.sandbox("s1") }, sandbox, ""},
+		"the number of an earlier sandbox": {func(n *node) { n.sandbox("s0"); n.running() }, sandbox, "it is in pod ns/other"},
+		"torn record":                      {func(n *node) { n.write("nics/"+address+".json", `{"att`) }, plain, "record of the NIC"},
+		"no process":                       {func(*node) {}, `{}`, "the container runtime did not tell the container's process"},
+		"no state":                         {func(*node) {}, ``, "the container runtime did not tell the container's process"},
 		"host network": {func(n *node) {
 			n.record(0, "", "")
 			if err := os.Remove(filepath.Join(n.Proc, "self/ns/net")); err != nil {
