@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
 
 	"github.com/topodra/topodra/api/v1alpha1"
@@ -71,14 +70,14 @@ type preflightCheck struct {
 }
 
 func newPreflight(o Options, m *metrics.Metrics, v func() *view) *preflightCheck {
-	proc := sysfs.FS(sysfs.Dir("/proc"))
+	proc := sysfs.Dir("/proc")
 	if o.Machine.Simulated != "" {
 		proc = sysfs.Memory(nil) // this kernel is not the machine's
 	}
 	return &preflightCheck{
 		checker: preflight.Checker{
 			Sysfs: o.Machine.Scanner.Sysfs, Proc: proc, CharDevices: o.Machine.CharDevices,
-			NetnsMode: netlink.RdmaSystemGetNetnsMode, Level: o.Config.PreflightLevel,
+			NetnsMode: podnet.RDMANetnsMode, Level: o.Config.PreflightLevel,
 		},
 		view: v, metrics: m,
 	}

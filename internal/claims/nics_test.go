@@ -9,8 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/topodra/topodra/internal/cdi"
 	"github.com/topodra/topodra/internal/pci"
 	"github.com/topodra/topodra/internal/podnet"
 	"github.com/topodra/topodra/internal/preflight"
@@ -37,14 +37,19 @@ func TestMovingNIC(t *testing.T) {
 	if err != nil || len(content) == 0 {
 		t.Fatal(content, err)
 	}
-	var spec cdispec.Spec
+	var spec struct {
+		Devices []struct {
+			Name           string
+			ContainerEdits struct{ Hooks []*cdi.Hook }
+		}
+	}
 	if err := json.Unmarshal(m.index.get("uid").CDI, &spec); err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range spec.Devices {
 		gates := 0
 		for _, hook := range d.ContainerEdits.Hooks {
-			if cmp.Diff(&cdispec.Hook{HookName: "createRuntime", Path: "/hook", Args: []string{"/hook", "/records", "/claims", "0000:02:00.0", "rdma"}}, hook) == "" {
+			if cmp.Diff(&cdi.Hook{HookName: "createRuntime", Path: "/hook", Args: []string{"/hook", "/records", "/claims", "0000:02:00.0", "rdma"}}, hook) == "" {
 				gates++
 			}
 		}

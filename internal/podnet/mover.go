@@ -551,7 +551,7 @@ func (m *Mover) release(ctx context.Context, of func(*Record) bool) error {
 	if !found {
 		return errors.Join(errs...)
 	}
-	_, err = m.reconcile(ctx)
+	_, err = m.reconcile()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "NICs are not all home; it is tried again")
 	}
@@ -561,16 +561,16 @@ func (m *Mover) release(ctx context.Context, of func(*Record) bool) error {
 
 // Reconcile brings home every NIC that has no pod any more, and returns how many are
 // still on their way.
-func (m *Mover) Reconcile(ctx context.Context) (outstanding int, err error) {
+func (m *Mover) Reconcile() (outstanding int, err error) {
 	unlock, err := m.lock()
 	if err != nil {
 		return 0, err
 	}
 	defer unlock()
-	return m.reconcile(ctx)
+	return m.reconcile()
 }
 
-func (m *Mover) reconcile(ctx context.Context) (outstanding int, err error) {
+func (m *Mover) reconcile() (outstanding int, err error) {
 	all, err := m.list()
 	if err != nil || len(all) == 0 {
 		return 0, err

@@ -130,7 +130,8 @@ func (n *NRI) watchSocket(ctx context.Context) <-chan struct{} {
 					default:
 					}
 				}
-			case <-watcher.Errors:
+			case err := <-watcher.Errors:
+				klog.FromContext(ctx).V(4).Info("NRI socket: an event was lost", "cause", err)
 			}
 		}
 	}()
@@ -238,7 +239,7 @@ func (h *handler) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*ap
 // catchUp moves NICs into sandboxes that lack them, and tries again as long as they run: a
 // NIC may be on its way back from an earlier sandbox.
 func (h *handler) catchUp(sandboxes []Sandbox) {
-	if _, err := h.Mover.Reconcile(h.ctx); err != nil {
+	if _, err := h.Mover.Reconcile(); err != nil {
 		klog.FromContext(h.ctx).Error(err, "NICs are not all home; it is tried again")
 	}
 	for pause := firstLook; len(sandboxes) > 0; pause = min(2*pause, lastLook) {

@@ -1,3 +1,7 @@
+// Package podnet moves NICs into the network namespaces of pods and brings them home. It
+// plans in Prepare, executes when the container runtime starts or stops a sandbox (NRI), and
+// finds NICs again by their parent device wherever they are. docs/podnet.md tells what
+// moves.
 package podnet
 
 import (
@@ -149,6 +153,9 @@ func (p *planning) lease(ctx context.Context, requests []Request) error {
 	}
 	return nil
 }
+
+// RDMANetnsMode returns the mode of the node's RDMA subsystem, "shared" or "exclusive".
+func RDMANetnsMode() (string, error) { return netlink.RdmaSystemGetNetnsMode() }
 
 // exclusive tells whether RDMA devices belong to network namespaces, as interfaces do.
 func exclusive(host *namespace) (bool, error) {
@@ -501,7 +508,7 @@ func (s *State) answerWhereAsked(table int) {
 		}
 		others = append(others, r)
 	}
-	s.Routes = append(others, own...)
+	s.Routes = slices.Concat(others, own)
 }
 
 // rulePriority of the rules for a NIC's own addresses: after "local", before "main".

@@ -52,7 +52,7 @@ func (m *Mover) Run(ctx context.Context) {
 			pause = 0
 		case <-timer:
 		}
-		outstanding, err := m.Reconcile(ctx)
+		outstanding, err := m.Reconcile()
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "NICs are not all home; it is tried again")
 		}
