@@ -24,9 +24,12 @@ func TestClaims(t *testing.T) {
 			if text, err := s.Kubectl(t.Context(), "", "apply", "-n", s.name, "-f", file); err != nil {
 				t.Fatalf("%v: %s", err, text)
 			}
-			t.Cleanup(func() { // whatever makes pods goes first; the space ends the pods
-				if text, err := s.Kubectl(context.Background(), "", "delete", "-n", s.name, "--wait=false", "--cascade=orphan", "--grace-period=1", "-f", file); err != nil {
-					t.Errorf("%v: %s", err, text)
+			t.Cleanup(func() { // whatever makes pods goes first, without them; the space ends the pods, and soon
+				for _, what := range [][]string{{"-f", file, "--grace-period=1"}, {"replicasets", "--all"}} {
+					args := append([]string{"delete", "-n", s.name, "--wait=false", "--cascade=orphan"}, what...)
+					if text, err := s.Kubectl(context.Background(), "", args...); err != nil {
+						t.Errorf("%v: %s", err, text)
+					}
 				}
 			})
 			rails := s.checkPairs(t, want.pods, want.pairs)
