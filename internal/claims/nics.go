@@ -111,13 +111,9 @@ func (m *Manager) preflight(ctx context.Context, rec *record, r request, devices
 	var subjects []preflight.Subject
 	for i, device := range devices {
 		config, _ := r.results[i].nic()
-		near := gpus
-		if device.Type == v1alpha1.PairKind {
-			near = []pci.Address{device.Address} // a pair has the address of its GPU
-		}
 		for _, part := range device.parts() {
 			if part.NIC != nil && !r.results[i].adminAccess() {
-				subjects = append(subjects, preflight.Subject{NIC: *part.NIC, GPUs: near, RDMA: config.RDMA, Moves: plans[part.Address].Parent != ""})
+				subjects = append(subjects, preflight.Subject{NIC: *part.NIC, GPUs: partners(device, part, gpus), RDMA: config.RDMA, Moves: plans[part.Address].Parent != ""})
 			}
 		}
 	}
@@ -131,6 +127,26 @@ func (m *Manager) preflight(ctx context.Context, rec *record, r request, devices
 		}
 	}
 	return err
+}
+
+// partners returns the GPUs that are to use a NIC: that of its pair, else those of the
+// claim that are nearest to it.
+func partners(device, nic Device, gpus []pci.Address) []pci.Address {
+	if device.Type == v1alpha1.PairKind {
+		return []pci.Address{device.Address} // a pair has the address of its GPU
+	}
+	best, out := len(v1alpha1.Distances), []pci.Address(nil)
+	for _, gpu := range gpus {
+		distance := slices.Index(v1alpha1.Distances, nic.Distances[gpu])
+		switch {
+		case distance < 0 || distance > best:
+		case distance < best:
+			best, out = distance, []pci.Address{gpu}
+		default:
+			out = append(out, gpu)
+		}
+	}
+	return out
 }
 
 // PreparedClaim returns a claim that is prepared.
