@@ -233,6 +233,27 @@ func TestNamesTaken(t *testing.T) {
 	h.allHome(before)
 }
 
+// TestContainerWaitsForLink: a port that has no link yet would send a library to TCP.
+func TestContainerWaitsForLink(t *testing.T) {
+	h := newHost(t, 1)
+	claimed := h.prepare("claim", h.nics[0])
+	pod := h.pod("pod")
+	if err := h.mover.Attach(t.Context(), pod, []podnet.Claimed{claimed}); err != nil {
+		t.Fatal(err)
+	}
+	ip(t, "link", "set", "tpf010000", "down") // the other end of the cable
+	const pause = 500 * time.Millisecond
+	start := time.Now()
+	go func() {
+		time.Sleep(pause)
+		_ = exec.Command("ip", "link", "set", "tpf010000", "up").Run()
+	}()
+	h.passes(pod, h.nics[0])
+	if took := time.Since(start); took < pause {
+		t.Errorf("the container started after %v, %v before the link", took, pause-took)
+	}
+}
+
 // TestOnePodPerClaim: a second pod with the same claim gets nothing, and its containers
 // do not start.
 func TestOnePodPerClaim(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -58,8 +57,6 @@ type Record struct {
 	// Away says that the NIC may be somewhere else than at home, or at home in another
 	// state. It is written before the first change and cleared after the last.
 	Away bool `json:"away,omitempty"`
-	// AttachedAt is when the NIC was complete in its pod.
-	AttachedAt time.Time `json:"attachedAt,omitzero"`
 	// Attachment is what the gate of every container reads.
 	gate.Attachment
 }

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,6 +30,8 @@ type Attachment struct {
 	Sandbox string `json:"sandbox,omitempty"`
 	// Interface is the NIC's name there, "" for a NIC without one.
 	Interface string `json:"interface,omitempty"`
+	// AttachedAt is when the NIC was complete there.
+	AttachedAt time.Time `json:"attachedAt,omitzero"`
 	// Pod is namespace/name, for sentences.
 	Pod string `json:"pod,omitempty"`
 }
@@ -75,11 +78,21 @@ func (g Gate) Check(state io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("interfaces of the container: %w", err)
 	}
+	var moved []string
+	var last time.Time
 	for _, address := range g.Addresses {
-		if err := g.check(address, container, pod, names); err != nil {
+		a, err := g.check(address, container, pod, names)
+		if err != nil {
 			return fmt.Errorf("NIC %s: %w", address, err)
 		}
+		if a.Interface != "" {
+			moved = append(moved, a.Interface)
+		}
+		if a.AttachedAt.After(last) {
+			last = a.AttachedAt
+		}
 	}
+	awaitLinks(process, moved, last.Add(linkWait))
 	if g.RDMA {
 		raiseMemoryLock(container.PID)
 	}
@@ -129,22 +142,22 @@ func (c container) sandbox() string {
 	return ""
 }
 
-func (g Gate) check(address string, c container, pod uint64, names map[string]bool) error {
-	a, err := Read(g.Dir, address)
+func (g Gate) check(address string, c container, pod uint64, names map[string]bool) (a Attachment, err error) {
+	a, err = Read(g.Dir, address)
 	here := a.Inode == pod && (c.sandbox() == "" || c.sandbox() == a.Sandbox)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return errors.New("its claim is not prepared on this node any more: delete the pod")
+		return a, errors.New("its claim is not prepared on this node any more: delete the pod")
 	case err != nil:
-		return err
+		return a, err
 	case here && (a.Interface == "" || names[a.Interface]):
-		return nil
+		return a, nil
 	case here:
-		return fmt.Errorf("its interface %s has left the pod: the NIC was removed, or moved by someone; delete the pod", a.Interface)
+		return a, fmt.Errorf("its interface %s has left the pod: the NIC was removed, or moved by someone; delete the pod", a.Interface)
 	case a.Inode != 0 && a.Pod != c.pod(): // else it is in an earlier sandbox of this pod
-		return fmt.Errorf("it is in pod %s: a claim with a NIC serves one pod, give each pod its own by a ResourceClaimTemplate", a.Pod)
+		return a, fmt.Errorf("it is in pod %s: a claim with a NIC serves one pod, give each pod its own by a ResourceClaimTemplate", a.Pod)
 	}
-	return fmt.Errorf("it is not in the pod's network namespace yet, because %s; the kubelet tries the container again, unless the pod's restartPolicy is Never", g.why())
+	return a, fmt.Errorf("it is not in the pod's network namespace yet, because %s; the kubelet tries the container again, unless the pod's restartPolicy is Never", g.why())
 }
 
 // why says what keeps the driver from moving NICs.
