@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -131,12 +132,15 @@ func TestPreflightWarnings(t *testing.T) {
 }
 
 type fakePreflight struct {
+	mu       sync.Mutex
 	warnings map[pci.Address][]string
 	fault    error
 	asked    []preflight.Subject
 }
 
 func (f *fakePreflight) Check(_ context.Context, subjects []preflight.Subject) (map[pci.Address][]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.asked = append(f.asked, subjects...)
 	return f.warnings, f.fault
 }
