@@ -82,24 +82,27 @@ func (n *namespace) close() {
 // do runs f on a thread in the namespace.
 func (n *namespace) do(f func() error) error {
 	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		back, err := netns.Get()
-		if err == nil {
-			defer back.Close()
-			err = netns.Set(n.fd)
-		}
-		if err == nil {
-			err = f()
-			if back := netns.Set(back); back != nil {
-				// This may be the thread whose namespace stands for that of the process.
-				panic(fmt.Sprintf("cannot leave a pod's network namespace: %v", back))
-			}
-		}
-		runtime.UnlockOSThread()
-		done <- err
-	}()
+	go func() { done <- n.onThread(f) }()
 	return <-done
+}
+
+func (n *namespace) onThread(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	back, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer back.Close()
+	if err := netns.Set(n.fd); err != nil {
+		return err
+	}
+	err = f()
+	if fault := netns.Set(back); fault != nil {
+		// This may be the thread whose namespace stands for that of the process.
+		panic(fmt.Sprintf("cannot leave a pod's network namespace: %v", fault))
+	}
+	return err
 }
 
 // sysfs calls f with a directory that holds the sysfs of the namespace: its class/net
