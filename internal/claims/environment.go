@@ -86,14 +86,19 @@ func nearest(gpu pci.Address, partners []pci.Address, nics map[pci.Address]Devic
 	if len(partners) > 0 {
 		return partners
 	}
-	best := len(v1alpha1.Distances)
-	var out []pci.Address
-	for _, address := range slices.SortedFunc(maps.Keys(nics), pci.Address.Compare) {
-		distance := slices.Index(v1alpha1.Distances, nics[address].Distances[gpu])
+	return nearestOf(slices.SortedFunc(maps.Keys(nics), pci.Address.Compare), func(nic pci.Address) string { return nics[nic].Distances[gpu] })
+}
+
+// nearestOf returns those of the candidates at the smallest distance; one at an unknown
+// distance is none of them.
+func nearestOf(candidates []pci.Address, distance func(pci.Address) string) []pci.Address {
+	best, out := len(v1alpha1.Distances), []pci.Address(nil)
+	for _, address := range candidates {
+		class := slices.Index(v1alpha1.Distances, distance(address))
 		switch {
-		case distance < 0 || distance > best:
-		case distance < best:
-			best, out = distance, []pci.Address{address}
+		case class < 0 || class > best:
+		case class < best:
+			best, out = class, []pci.Address{address}
 		default:
 			out = append(out, address)
 		}

@@ -135,18 +135,7 @@ func partners(device, nic Device, gpus []pci.Address) []pci.Address {
 	if device.Type == v1alpha1.PairKind {
 		return []pci.Address{device.Address} // a pair has the address of its GPU
 	}
-	best, out := len(v1alpha1.Distances), []pci.Address(nil)
-	for _, gpu := range gpus {
-		distance := slices.Index(v1alpha1.Distances, nic.Distances[gpu])
-		switch {
-		case distance < 0 || distance > best:
-		case distance < best:
-			best, out = distance, []pci.Address{gpu}
-		default:
-			out = append(out, gpu)
-		}
-	}
-	return out
+	return nearestOf(gpus, func(gpu pci.Address) string { return nic.Distances[gpu] })
 }
 
 // PreparedClaim returns a claim that is prepared.

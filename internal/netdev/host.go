@@ -16,7 +16,7 @@ import (
 // On an error the links are not complete and must not be used to tell which
 // interfaces carry the node's own traffic.
 func Host(links []Link) ([]Link, error) {
-	found, err := whole(netlink.LinkList)
+	found, err := Whole(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links over netlink: %w", err)
 	}
@@ -42,9 +42,9 @@ func Host(links []Link) ([]Link, error) {
 // dumpTries bounds how often a list is asked for that changes while it is read.
 const dumpTries = 10
 
-// whole repeats a dump until nothing changed during it: an interrupted one has an
+// Whole repeats a dump until nothing changed during it: an interrupted one has an
 // error and only a part of the list (NLM_F_DUMP_INTR).
-func whole[T any](dump func() ([]T, error)) (list []T, err error) {
+func Whole[T any](dump func() ([]T, error)) (list []T, err error) {
 	for range dumpTries {
 		if list, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
@@ -82,7 +82,7 @@ func (h *host) merge(l netlink.Link) {
 }
 
 func (h *host) addresses() error {
-	addrs, err := whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses over netlink: %w", err)
 	}
@@ -101,7 +101,7 @@ func (h *host) addresses() error {
 // defaultRoutes marks the interfaces of every default route, each next hop of a
 // multipath route included.
 func (h *host) defaultRoutes() error {
-	routes, err := whole(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
+	routes, err := Whole(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list routes over netlink: %w", err)
 	}

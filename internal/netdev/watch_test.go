@@ -47,7 +47,12 @@ func TestWatch(t *testing.T) {
 			if count.Load() > before {
 				return
 			}
-			if time.Since(start) > 10*time.Second {
+			select {
+			case err := <-done:
+				t.Fatalf("the watch ended before %s was noticed: %v", what, err)
+			default:
+			}
+			if time.Since(start) > 30*time.Second {
 				t.Fatalf("%s is not noticed", what)
 			}
 			undo()

@@ -10,13 +10,7 @@ func (m *Mover) CaptureHost(parent string) (*State, error) { return capture(pare
 func CapturePod(parent, netns string) (*State, error) { return capture(parent, netns) }
 
 func capture(parent, path string) (*State, error) {
-	var ns *namespace
-	var err error
-	if path == "" {
-		ns, err = hostNamespace()
-	} else {
-		ns, err = podNamespace(path)
-	}
+	ns, err := sandboxNamespace(path)
 	if err != nil {
 		return nil, err
 	}

@@ -24,12 +24,7 @@ type gids struct {
 
 // readGIDs looks into the network namespace of a sandbox, "" for the host's.
 func readGIDs(netns string, plans []Plan) (found gids, err error) {
-	var ns *namespace
-	if netns == "" {
-		ns, err = hostNamespace()
-	} else {
-		ns, err = podNamespace(netns)
-	}
+	ns, err := sandboxNamespace(netns)
 	if err != nil {
 		return found, err
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/topodra/topodra/internal/netdev"
 )
 
 // namespace is an open network namespace. Sockets made in a namespace stay in it, so
@@ -32,6 +34,14 @@ func hostNamespace() (*namespace, error) { return openNamespace("/proc/self/ns/n
 
 // podNamespace opens the namespace of a sandbox.
 func podNamespace(path string) (*namespace, error) { return openNamespace(path, path) }
+
+// sandboxNamespace opens the namespace of a sandbox, which is the host's for hostNetwork.
+func sandboxNamespace(path string) (*namespace, error) {
+	if path == "" {
+		return hostNamespace()
+	}
+	return podNamespace(path)
+}
 
 func openNamespace(file, path string) (*namespace, error) {
 	fd, err := netns.GetFromPath(file)
@@ -129,7 +139,7 @@ func (n *namespace) sysfs(f func(dir string) error) error {
 
 // find returns the interface with a parent, nil if it is not in the namespace.
 func (n *namespace) find(parent string) (netlink.Link, error) {
-	links, err := whole(n.LinkList)
+	links, err := netdev.Whole(n.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
@@ -186,7 +196,7 @@ func (n *namespace) move(l netlink.Link, to *namespace, name string) error {
 // rdma returns the RDMA device with a name or, should it have been renamed, with a
 // node GUID as netlink prints it; nil if it is not in the namespace.
 func (n *namespace) rdma(name, guid string) (*netlink.RdmaLink, error) {
-	links, err := whole(n.RdmaLinkList)
+	links, err := netdev.Whole(n.RdmaLinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list RDMA devices: %w", err)
 	}
@@ -209,19 +219,6 @@ func pickRDMA(links []*netlink.RdmaLink, name, guid string) *netlink.RdmaLink {
 		return renamed[0]
 	}
 	return nil
-}
-
-// dumpTries bounds how often a list is asked for that changes while it is read.
-const dumpTries = 10
-
-// whole repeats a dump until nothing changed during it.
-func whole[T any](dump func() ([]T, error)) (list []T, err error) {
-	for range dumpTries {
-		if list, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return list, err
 }
 
 // sysctls are the settings of an interface that the kernel resets when it changes its

@@ -124,7 +124,7 @@ func (p *planning) all(requests []Request) ([]Plan, error) {
 }
 
 func (p *planning) look() (err error) {
-	if p.links, err = whole(p.host.LinkList); err != nil {
+	if p.links, err = netdev.Whole(p.host.LinkList); err != nil {
 		return fmt.Errorf("list interfaces of the host: %w", err)
 	}
 	return nil

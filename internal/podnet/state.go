@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/topodra/topodra/internal/netdev"
 )
 
 // State is how an interface is set up in one network namespace: what a change of the
@@ -95,7 +97,7 @@ func (n *namespace) capture(l netlink.Link) (State, error) {
 }
 
 func (n *namespace) addresses(l netlink.Link) ([]Address, error) {
-	found, err := whole(func() ([]netlink.Addr, error) { return n.AddrList(l, netlink.FAMILY_ALL) })
+	found, err := netdev.Whole(func() ([]netlink.Addr, error) { return n.AddrList(l, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +119,7 @@ func (n *namespace) addresses(l netlink.Link) ([]Address, error) {
 // routes leaves out connected routes unless somebody else than the kernel makes them.
 func (n *namespace) routes(l netlink.Link, connected bool) ([]Route, error) {
 	filter := &netlink.Route{LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_UNSPEC}
-	found, err := whole(func() ([]netlink.Route, error) {
+	found, err := netdev.Whole(func() ([]netlink.Route, error) {
 		return n.RouteListFiltered(netlink.FAMILY_ALL, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
@@ -147,7 +149,7 @@ func (n *namespace) routes(l netlink.Link, connected bool) ([]Route, error) {
 func (n *namespace) rules(ifName string, addresses []Address) ([]Rule, error) {
 	var out []Rule
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		found, err := whole(func() ([]netlink.Rule, error) { return n.RuleList(family) })
+		found, err := netdev.Whole(func() ([]netlink.Rule, error) { return n.RuleList(family) })
 		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 			continue // the kernel has no such family, or no policy routing
 		}
@@ -175,7 +177,7 @@ func (n *namespace) rules(ifName string, addresses []Address) ([]Rule, error) {
 }
 
 func (n *namespace) neighbors(index int) ([]Neighbor, error) {
-	found, err := whole(func() ([]netlink.Neigh, error) { return n.NeighList(index, netlink.FAMILY_ALL) })
+	found, err := netdev.Whole(func() ([]netlink.Neigh, error) { return n.NeighList(index, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, err
 	}

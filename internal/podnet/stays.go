@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/topodra/topodra/internal/machine"
+	"github.com/topodra/topodra/internal/netdev"
 	"github.com/topodra/topodra/internal/rdma"
 )
 
@@ -17,7 +18,7 @@ func (p *planning) notUplink(r Request, link netlink.Link) error {
 	if link == nil {
 		return nil
 	}
-	routes, err := whole(func() ([]netlink.Route, error) { return p.host.RouteList(nil, netlink.FAMILY_ALL) })
+	routes, err := netdev.Whole(func() ([]netlink.Route, error) { return p.host.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("routes of the host: %w", err)
 	}
