@@ -87,8 +87,9 @@ lint: ## golangci-lint, built from Go modules
 	go tool -modfile=hack/build/lint/go.mod golangci-lint run
 
 .PHONY: build
-build: ## bin/topodra and bin/kubectl-topodra
+build: ## bin/topodra, bin/topodra-hook and bin/kubectl-topodra
 	CGO_ENABLED=1 go build -o bin/topodra ./cmd/topodra
+	CGO_ENABLED=0 go build -o bin/topodra-hook ./cmd/topodra-hook
 	CGO_ENABLED=0 go build -o bin/kubectl-topodra ./cmd/kubectl-topodra
 
 .PHONY: image
@@ -98,4 +99,5 @@ image: ## the agent's image as an OCI archive, without a container engine
 .PHONY: cross
 cross: ## compile for arm64 (needs gcc-aarch64-linux-gnu)
 	GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc go build -o /dev/null ./cmd/topodra
+	GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/topodra-hook
 	GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/kubectl-topodra
