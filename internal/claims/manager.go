@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/topodra/topodra/api/v1alpha1"
 	"github.com/topodra/topodra/internal/cdi"
+	"github.com/topodra/topodra/internal/preflight"
 )
 
 // Recorder is told what metrics are made of.
@@ -203,13 +205,19 @@ func (m *Manager) describe(ctx context.Context, rec *record, r request, devices 
 	if rec.NICs, err = m.planNICs(ctx, r, devices); err != nil {
 		return err
 	}
-	if rec.Devices, rec.CDI, err = m.plans.plan(ctx, r, devices, byAddress(rec.NICs), siblings); err != nil {
+	plans := byAddress(rec.NICs)
+	var subjects []preflight.Subject
+	if atHome {
+		subjects = r.subjects(devices, plans)
+	}
+	looked := m.preflight(ctx, subjects) // while the rest is planned
+	rec.Devices, rec.CDI, err = m.plans.plan(ctx, r, devices, plans, siblings)
+	found := <-looked
+	if err := cmp.Or(err, found.fault); err != nil { // one says what the other would
 		return err
 	}
-	if !atHome {
-		return nil
-	}
-	return m.preflight(ctx, rec, r, devices)
+	rec.warn(devices, found.warnings)
+	return nil
 }
 
 // apply does what the journal has announced.

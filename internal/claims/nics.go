@@ -94,11 +94,8 @@ type Preflight interface {
 	Check(ctx context.Context, subjects []preflight.Subject) (warnings map[pci.Address][]string, fault error)
 }
 
-// preflight puts warnings at the devices that they are about.
-func (m *Manager) preflight(ctx context.Context, rec *record, r request, devices []Device) error {
-	if m.Preflight == nil {
-		return nil
-	}
+// subjects are the NICs of a request as preflight looks at them.
+func (r request) subjects(devices []Device, plans nicPlans) []preflight.Subject {
 	var gpus []pci.Address
 	for _, device := range devices {
 		for _, part := range device.parts() {
@@ -107,7 +104,6 @@ func (m *Manager) preflight(ctx context.Context, rec *record, r request, devices
 			}
 		}
 	}
-	plans := byAddress(rec.NICs)
 	var subjects []preflight.Subject
 	for i, device := range devices {
 		config, _ := r.results[i].nic()
@@ -117,16 +113,36 @@ func (m *Manager) preflight(ctx context.Context, rec *record, r request, devices
 			}
 		}
 	}
-	if len(subjects) == 0 {
-		return nil
+	return subjects
+}
+
+// findings are what preflight has to say.
+type findings struct {
+	warnings map[pci.Address][]string
+	fault    error
+}
+
+// preflight looks at NICs in the background; the answer comes once.
+func (m *Manager) preflight(ctx context.Context, subjects []preflight.Subject) <-chan findings {
+	answer := make(chan findings, 1)
+	if m.Preflight == nil || len(subjects) == 0 {
+		answer <- findings{}
+		return answer
 	}
-	warnings, err := m.Preflight.Check(ctx, subjects)
-	for i := range rec.Devices {
+	go func() {
+		warnings, fault := m.Preflight.Check(ctx, subjects)
+		answer <- findings{warnings, fault}
+	}()
+	return answer
+}
+
+// warn puts warnings at the devices that they are about.
+func (r *record) warn(devices []Device, warnings map[pci.Address][]string) {
+	for i := range r.Devices {
 		for _, part := range devices[i].parts() {
-			rec.Devices[i].Warnings = append(rec.Devices[i].Warnings, warnings[part.Address]...)
+			r.Devices[i].Warnings = append(r.Devices[i].Warnings, warnings[part.Address]...)
 		}
 	}
-	return err
 }
 
 // partners returns the GPUs that are to use a NIC: that of its pair, else those of the
