@@ -51,10 +51,13 @@ func install(b *testing.B, server *apiserver.Server) installation {
 	}
 	b.Cleanup(func() { os.RemoveAll(shm) })
 	binary := filepath.Join(b.TempDir(), "topodra")
-	build := exec.CommandContext(b.Context(), "go", "build", "-tags=netgo,osusergo", "-ldflags=-s -w", "-o", binary, "./cmd/topodra")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		b.Fatalf("build the agent: %v\n%s", err, out)
+	hook := filepath.Join(b.TempDir(), "topodra-hook")
+	for program, file := range map[string]string{"./cmd/topodra": binary, "./cmd/topodra-hook": hook} {
+		build := exec.CommandContext(b.Context(), "go", "build", "-tags=netgo,osusergo", "-ldflags=-s -w", "-o", file, program)
+		build.Dir = root
+		if out, err := build.CombinedOutput(); err != nil {
+			b.Fatalf("build %s: %v\n%s", program, err, out)
+		}
 	}
 	for _, name := range []string{"plugins_registry", "host"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o750); err != nil {
@@ -63,7 +66,7 @@ func install(b *testing.B, server *apiserver.Server) installation {
 	}
 	return installation{dir: dir, args: []string{
 		binary, "--node-name=" + nodeName, "--kubeconfig=" + server.Kubeconfig(b), "--kubelet-dir=" + dir,
-		"--cdi-dir=" + shm, "--http-address=", "--cdi-hook=", "--gate-hook=" + binary, "--nri-socket=" + filepath.Join(dir, "nri.sock"),
+		"--cdi-dir=" + shm, "--http-address=", "--cdi-hook=", "--gate-hook=" + hook, "--nri-socket=" + filepath.Join(dir, "nri.sock"),
 		// An empty host: on a machine with GPUs the agent would refuse to simulate others.
 		"--driver-root=" + filepath.Join(dir, "host"),
 		"--simulate=" + filepath.Join(root, "testdata/machines", machine, "machine.yaml"), "--nvml-double=" + simulatetest.NVMLDouble(b),
