@@ -369,10 +369,7 @@ func TestAgentTooSlow(t *testing.T) {
 	back := time.Now()
 	pod = s.restarted(t, pod)
 	t.Logf("it ran %.1f s after the agent went on", time.Since(back).Seconds())
-	if text := s.sh(t, pod, "ip -o link"); !strings.Contains(text, "fabric") {
-		t.Error(text)
-	}
-	s.agentsReady(t)
+	s.allWell(t, pod)
 }
 
 // TestNRIAbsent: an agent that finds no NRI socket prepares no NIC and says so; when the socket is there, the pod starts by
@@ -408,8 +405,14 @@ func TestNRIAbsent(t *testing.T) {
 	start := time.Now()
 	pod := s.running(t, "pod")
 	t.Logf("it ran %.1f s after the socket was back", time.Since(start).Seconds())
+	s.allWell(t, pod)
+}
+
+// allWell checks that a pod has its NIC, and that the agents are ready again.
+func (s *space) allWell(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
 	if text := s.sh(t, pod, "ip -o link"); !strings.Contains(text, "fabric") {
-		t.Error(text)
+		t.Errorf("pod %s has no NIC: %s", pod.Name, text)
 	}
 	s.agentsReady(t)
 }

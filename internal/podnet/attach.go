@@ -34,11 +34,11 @@ func (m *Mover) Since(c Claimed) time.Time {
 }
 
 // Attach moves the NICs of a pod's claims into the network namespace of a sandbox that
-// starts. It is safe to repeat. On an error the sandbox must not start; NICs that are in
-// it go home again.
+// starts. It is safe to repeat. On the first error the sandbox must not start; NICs that
+// are in it go home again.
 func (m *Mover) Attach(ctx context.Context, sandbox Sandbox, claims []Claimed) error {
 	m.remember(sandbox)
-	if err := m.Complete(ctx, sandbox, claims); err != nil {
+	if err := m.enterAll(ctx, sandbox, claims, false); err != nil {
 		return errors.Join(err, m.leaveAll(sandbox))
 	}
 	return nil
@@ -47,6 +47,10 @@ func (m *Mover) Attach(ctx context.Context, sandbox Sandbox, claims []Claimed) e
 // Complete moves NICs into a sandbox that runs as far as they can be. What its containers
 // have is left alone whatever happens.
 func (m *Mover) Complete(ctx context.Context, sandbox Sandbox, claims []Claimed) error {
+	return m.enterAll(ctx, sandbox, claims, true)
+}
+
+func (m *Mover) enterAll(ctx context.Context, sandbox Sandbox, claims []Claimed, goOn bool) error {
 	if sandbox.Netns == "" {
 		return nil
 	}
@@ -74,6 +78,9 @@ func (m *Mover) Complete(ctx context.Context, sandbox Sandbox, claims []Claimed)
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("NIC %s of claim %s: %w", plan.Device, c.Claim, err))
+				if !goOn {
+					return errs[0]
+				}
 			}
 		}
 	}

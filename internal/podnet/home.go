@@ -344,5 +344,3 @@ func (m *Mover) fetch(r *Record, host *namespace) (home bool, err error) {
 
 // AwayRecords returns the records of NICs that a scan of the host does not see in full.
 func (m *Mover) AwayRecords() ([]*Record, error) { return m.away() }
-
-// --- the sandboxes that run

@@ -80,6 +80,8 @@ type Claimed struct {
 	Plans []Plan
 }
 
+// --- the sandboxes that run
+
 func (m *Mover) remember(s Sandbox) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
